@@ -55,7 +55,7 @@ from simcore.terminal import BROKEN, INTERRUPTED, USAGE
 # Default time limits of a card's calibration, and of a quick one.
 MINUTES, QUICK_MINUTES = 9.7, 2.8
 # What a plan may be asked (simcore/planning/whatif.py).
-QUESTIONS = "devices|rate|cost|strategy|grid"
+QUESTIONS = "devices|rate|cost|strategy|grid|break_even"
 # Most digits of --jobs.
 LONGEST_JOBS = 4
 READER_GONE = 141
@@ -181,7 +181,7 @@ def plan(
     begun_s = time.perf_counter()
     # Only plans need them, and they take a tenth of a second.
     from simcore.planning.plan import run as planned  # noqa: PLC0415
-    from simcore.planning.whatif import load_plan  # noqa: PLC0415
+    from simcore.planning.whatif import BREAK_EVEN, load_plan  # noqa: PLC0415
 
     processes = cores() if jobs is None else _processes(jobs)
     report_builder()
@@ -203,7 +203,9 @@ def plan(
     else:
         held = {limit.metric: limit.value for limit in asked.limits}
         said = (found.warnings, found.notes)
-        terminal.show_plan(found.answer, found.lines, held, said, target, quiet=quiet)
+        of_leads = asked.question == BREAK_EVEN
+        table = terminal.leads(found.leads) if of_leads else terminal.judged(found.lines, held)
+        terminal.show_plan(found.answer, table, len(found.lines), said, target, quiet=quiet)
     terminal.note(found.effort())
     terminal.note(f"{time.perf_counter() - begun_s:.1f} s")
 
@@ -323,7 +325,8 @@ def report(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="a run directory", show_default=False)],
 ) -> None:
     """Build the report of a run directory again."""
-    for name in ("results.csv", rundir.MARK):
+    every = rundir.EVERY_PLAN if (folder / rundir.POINTS).is_file() else rundir.EVERY_RUN
+    for name in (every[-2], rundir.MARK):
         if not (folder / name).is_file():
             raise InputError(f"{folder}: is no run directory: {name} is missing")
     try:
@@ -331,7 +334,7 @@ def report(
     except (OSError, ValueError, OverflowError) as error:
         told = str(error).removeprefix(f"{folder}/")
         raise InputError(f"{folder}: no report can be built: {told}") from None
-    if lacks := [name for name in rundir.EVERY_RUN if not (folder / name).is_file()]:
+    if lacks := [name for name in every if not (folder / name).is_file()]:
         terminal.note(f"note: {folder}: without {listed(lacks)}; the report has only what the rest says")
     typer.echo(page)
 

@@ -31,6 +31,8 @@ from simcore.studies.common import Outcome, flat
 MARK = "provenance.json"
 # Files of every run; a report can be built from fewer.
 EVERY_RUN = ("summary.json", "scenario.yaml", "results.csv", MARK)
+POINTS = "points.csv"
+EVERY_PLAN = ("summary.json", "plan.yaml", POINTS, MARK)
 TRACE, PREDICTED_TRACE = "trace.json.gz", "predicted_trace.json.gz"
 FILES = frozenset(
     {
@@ -55,7 +57,7 @@ FILES = frozenset(
     }
 )
 
-PLAN_FILES = frozenset({"plan.yaml", "points.csv", "points.parquet", "points.json"})
+PLAN_FILES = frozenset({"plan.yaml", POINTS, "points.parquet", "points.json"})
 
 
 def check_target(target: Path) -> None:
@@ -163,7 +165,7 @@ def write_plan(
     document = yaml.safe_dump(dict(plan), sort_keys=False, allow_unicode=True)
     (folder / "plan.yaml").write_text(document, encoding="utf-8", errors="backslashreplace")
     columns = tuple(dict.fromkeys(name for point in points for name in point))
-    _write_csv(folder / "points.csv", points, columns)
+    _write_csv(folder / POINTS, points, columns)
     _write_json(folder / "points.json", list(points))
     # Arrow takes longer to import than everything that `--help` needs.
     import pyarrow as pa  # noqa: PLC0415

@@ -141,23 +141,24 @@ MOST_LINES = 24
 
 def show_plan(
     answer: str,
-    lines: Sequence[Mapping[str, Any]],
-    limits: Mapping[str, float],
+    table: Keyed,
+    points: int,
     messages: tuple[Sequence[str], Sequence[str]],
     target: Path,
     *,
     quiet: bool,
 ) -> None:
-    """Prints a plan: its points, warnings and notes, the answer, and last the path of the report. `limits`:
-    the metrics with a limit; `messages`: warnings and notes; `quiet`: only the answer, these on stderr."""
+    """Prints a plan: its table, warnings and notes, the answer, and last the path of the report. `points`:
+    how many there are; `messages`: warnings and notes; `quiet`: only the answer, these on stderr."""
     warnings, notes = messages
     if quiet:
         for text in (*(f"warning: {each}" for each in warnings), *notes):
             note(text)
         _console().print(escape(answer), soft_wrap=True)
         return
-    _print_table(*_judged(lines, limits))
-    if (more := len(lines) - MOST_LINES) > 0:
+    if table[0].row_count:
+        _print_table(*table)
+    if (more := points - MOST_LINES) > 0:
         _print_words(f"and {more:,} more points: points.csv")
     _print_answer(answer, warnings, notes, target)
 
@@ -165,8 +166,26 @@ def show_plan(
 VERDICTS = {"holds": "[green]holds[/green]", "fails": "[red]fails[/red]", "unsure": "[yellow]unsure[/yellow]"}
 
 
-def _judged(lines: Sequence[Mapping[str, Any]], limits: Mapping[str, float]) -> Keyed:
-    """The judged points of a plan: those that answer first, then the others in their order."""
+def leads(found: Sequence[Mapping[str, Any]]) -> Keyed:
+    """Returns the table of where the lead passes from one case to another. `found`: those of summary.json."""
+    varied = list(dict.fromkeys(path for lead in found for path in lead["settings"]))
+    places = any(lead["place"] for lead in found)
+    names = [path.rpartition(".")[2] for path in varied] + ["place"] * places
+    table = _empty(
+        "leads", [*names, "before", "then", "from", "neither for sure"], words=("place", "before", "then")
+    )
+    for lead in found[:MOST_LINES]:
+        low, high = (None if end is None else f"{end:.4g}" for end in lead["between"])
+        cells = [escape(plain(lead["settings"].get(path), 20)) for path in varied]
+        cells += [escape(lead["place"])] * places
+        cells += [escape(lead["before"]), escape(lead["after"]), f"{lead['at']:.4g}"]
+        table.add_row(*cells, f"{low or 'first'} to {high or 'last'}")
+    return table, len(names)
+
+
+def judged(lines: Sequence[Mapping[str, Any]], limits: Mapping[str, float]) -> Keyed:
+    """Returns the table of the judged points of a plan: those that answer first, then the others in their
+    order. `limits`: the metrics with a limit."""
     elsewhere = ("vary.devices", "vary.device", *(name for name in lines[0] if name.endswith("rate_per_s")))
     varied = [name for name in lines[0] if name.startswith("vary.") and name not in elsewhere]
     rates = len({line["rate_per_s"] for line in lines}) > 1

@@ -1,6 +1,6 @@
 """Reads the run directory of a plan. What is missing is left out; what is invalid is refused."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from simcore.reports.text import known
 
 FILE = "points.csv"
 NEEDED = ("label", "verdict")
-TEXT = ("device", "label", "strategy", "verdict", "why")
+TEXT = ("device", "label", "strategy", "verdict", "why", "place")
 NUMBERS = (
     "devices", "servers", "rate_per_s", "requests", "prompt_tokens", "output_tokens", "best", "replicas",
     "cost_per_hour", "cost_per_million_output_tokens",
@@ -34,7 +34,8 @@ ENDS = ("low", "high")
 VARIED = "vary."
 VERDICTS = ("holds", "unsure", "fails")
 SUMMARY_TYPES: Mapping[str, type] = {
-    "question": str, "limits": list, "objectives": list, "sensitivity": list,
+    "question": str, "limits": list, "objectives": list, "sensitivity": list, "break_even": list,
+    "metric": str, "over": str, "field": str,
 }  # fmt: skip
 
 
@@ -88,7 +89,8 @@ def read_plan(folder: Path) -> Planned:
     summary, limits = parsed(folder / "summary.json", of_text(_summary), (no_words, no_limits))
     text, asked = parsed(folder / "plan.yaml", of_text(yaml_mapping), no_plan)
     nothing = pd.DataFrame(columns=[*TEXT, *NUMBERS])
-    points = parsed(folder / FILE, of_text(lambda content: _points(content, limits)), nothing)
+    more = [str(summary["metric"])] if summary.get("metric") else []
+    points = parsed(folder / FILE, of_text(lambda content: _points(content, limits, more)), nothing)
     provenance = parsed(folder / "provenance.json", of_text(json_object), no_words)
     return Planned(points, summary, limits, asked, text, provenance)
 
@@ -117,9 +119,9 @@ def _limit(given: Any) -> Limit:
     return limit
 
 
-def _points(content: str, limits: tuple[Limit, ...]) -> pd.DataFrame:
+def _points(content: str, limits: tuple[Limit, ...], more: Sequence[str]) -> pd.DataFrame:
     cells = with_answers(csv_cells(content), "best")
-    metrics = dict.fromkeys([*(limit.metric for limit in limits), *LATENCIES])
+    metrics = dict.fromkeys([*(limit.metric for limit in limits), *more, *LATENCIES])
     figures = [name for metric in metrics for name in (metric, *(f"{metric}.{end}" for end in ENDS))]
     numbers = tuple(dict.fromkeys([*NUMBERS, *figures]))
     found = with_axes(cells, NEEDED, TEXT, numbers)

@@ -13,7 +13,7 @@ import plotly.graph_objects as go
 from simcore.reports.common import sections as common
 from simcore.reports.common.sections import Row
 from simcore.reports.page import Details, Opening, Plot, Section, Table, Tile
-from simcore.reports.planning import figures
+from simcore.reports.planning import figures, leads
 from simcore.reports.planning.axes import (
     COST,
     DEVICES,
@@ -38,6 +38,7 @@ ABOUT: Mapping[str, str] = {
     "rate": "plan: highest rate",
     "strategy": "plan: best strategy",
     "grid": "plan: every point of a grid",
+    "break_even": "plan: where the lead passes",
 }
 MOST_ROWS, MOST_LINES, MOST_TILES = 24, 8, 4
 PER_MILLION = "cost_per_million_output_tokens"
@@ -100,7 +101,7 @@ def opening(plan: Planned) -> Opening:
         about=_about(plan),
         answer=str(plan.summary.get("answer") or ""),
         warnings=[str(each) for each in plan.summary.get("warnings") or ()],
-        tiles=_tiles(Shown(plan)),
+        tiles=leads.tiles(plan) if plan.question == leads.QUESTION else _tiles(Shown(plan)),
         command="python -m simcore plan plan.yaml" if plan.asked_text else "",
         again=AGAIN,
     )
@@ -109,6 +110,8 @@ def opening(plan: Planned) -> Opening:
 def sections(plan: Planned) -> list[Section]:
     """Returns the sections, in the order of the page."""
     of = Shown(plan)
+    if plan.question == leads.QUESTION:
+        return [*leads.leads(plan), *_asked(plan)]
     return [
         *(*_holds(of), *_against(of), *_trade_off(of), *sensitivity(plan)),
         *(*_points(of), *_prices(plan), *_asked(plan)),

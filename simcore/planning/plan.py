@@ -11,6 +11,7 @@ from typing import Any
 
 from simcore import compiled
 from simcore.assembly import versions
+from simcore.planning import break_even
 from simcore.planning.answer import answer, cost_per_million
 from simcore.planning.points import Benches
 from simcore.planning.questions import DEVICES, Found, Tried, ask, objectives
@@ -18,7 +19,7 @@ from simcore.planning.runs import Runner
 from simcore.planning.sensitivity import Swing, hinges, sensitivity
 from simcore.planning.store import Store
 from simcore.planning.verdict import interval
-from simcore.planning.whatif import Asked
+from simcore.planning.whatif import BREAK_EVEN, Asked
 from simcore.sim.kept import cache_folder
 from simcore.studies.common import extrapolated, shares_of, unmeasured
 from simcore.studies.serving.certainty import needed
@@ -28,6 +29,7 @@ SHOWN = (
     *("ttft_p99_s", "tpot_p99_s", "e2e_p50_s", "e2e_p99_s", "goodput_per_s", "request_throughput_per_s"),
     *("output_throughput_tokens_per_s", "utilisation", "mean_batch", "max_kv_share", "mean_queue"),
 )
+NUMBER = re.compile(r"\d[\d,.]*")
 PERCENT = re.compile(r"_p([\d.]+)_")
 # Reasons for leaving points out that are said one by one.
 MOST_REASONS = 3
@@ -50,9 +52,12 @@ class Plan:
     origins: list[dict[str, Any]]
     found: Found = field(repr=False, default_factory=Found)
     swings: list[Swing] = field(default_factory=list)
+    leads: list[dict[str, Any]] = field(default_factory=list)
 
     def effort(self) -> str:
         """Returns how many runs it took, in words."""
+        if self.asked.question == BREAK_EVEN:
+            return f"{self.simulated:,} runs of the scenario"
         known = f", {self.known:,} known from before" if self.known else ""
         return f"{self.simulated:,} runs with {self.requests:,} requests in all{known}"
 
@@ -69,8 +74,17 @@ class Plan:
             "limits": [asdict(limit) for limit in self.asked.limits],
             "objectives": [name for name, _ in objectives(self.asked)],
             "price_shares": self.shares,
+            **self._break_even(),
             **({"sensitivity": [asdict(swing) for swing in self.swings]} if self.swings else {}),
         }
+
+    def _break_even(self) -> dict[str, Any]:
+        if self.asked.question != BREAK_EVEN:
+            return {}
+        metric = break_even.metric_of(self.asked)
+        over = str(self.asked.whatif.over)
+        field = break_even.short(over)
+        return {"over": over, "field": field, "metric": metric, "break_even": self.leads}
 
     def provenance(self, command: str, wall_s: float) -> dict[str, Any]:
         """Returns where the figures come from."""
@@ -89,6 +103,8 @@ class Plan:
 
 def run(asked: Asked, *, jobs: int, progress: Callable[[str, int, int], None]) -> Plan:
     """Answers a plan. Raises InputError."""
+    if asked.question == BREAK_EVEN:
+        return _break_even(asked, jobs, progress)
     benches, store = Benches(asked.where, jobs), Store(cache_folder())
     runner = Runner(benches, store, jobs, progress)
     try:
@@ -124,6 +140,28 @@ def run(asked: Asked, *, jobs: int, progress: Callable[[str, int, int], None]) -
         origins=benches.origins,
         found=found,
         swings=swings,
+    )
+
+
+def _break_even(asked: Asked, jobs: int, progress: Callable[[str, int, int], None]) -> Plan:
+    """Answers question break_even, which is of any study."""
+    every = break_even.sweep(asked, jobs, progress)
+    # Of warnings that differ in nothing but numbers the first one is enough.
+    warnings: dict[str, str] = {}
+    for warning in (each for swept in every for each in swept.warnings):
+        warnings.setdefault(NUMBER.sub("", warning), warning)
+    return Plan(
+        asked=asked,
+        answer=break_even.answer_of(asked, every),
+        lines=break_even.lines_of(asked, every),
+        warnings=list(warnings.values()),
+        notes=[f"left out: {swept.refused}" for swept in every if swept.refused],
+        simulated=sum(len(swept.runs) for swept in every),
+        known=0,
+        requests=0,
+        shares={},
+        origins=[],
+        leads=break_even.leads_of(every),
     )
 
 

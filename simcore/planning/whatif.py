@@ -24,8 +24,9 @@ from simcore.planning.limits import STUDY, Limit, limits, of_slo
 from simcore.planning.slo import preset_names, preset_of
 from simcore.planning.verdict import Rule
 from simcore.scenario import set_field
+from simcore.studies.columns import METRICS
 
-Question = Literal["devices", "rate", "cost", "strategy", "grid"]
+Question = Literal["devices", "rate", "cost", "strategy", "grid", "break_even"]
 QUESTIONS: tuple[str, ...] = get_args(Question)
 Objective = Literal["fewest_devices", "lowest_cost", "highest_rate", "lowest_latency"]
 RATES_OF = tuple(f"workload.arrivals.{name}" for name in ("rate_per_s", "interval_s", "rate_scale"))
@@ -34,6 +35,8 @@ REPLICAS, RATE_REPLICAS = 30, 100
 # More points than this are a slip of the hand.
 MOST_POINTS = 20_000
 LARGEST = 1e12
+MOST_BETWEEN = 1_000_000
+BREAK_EVEN = "break_even"
 
 
 def _ends(value: Any) -> Any:
@@ -131,7 +134,8 @@ class Whatif(Strict):
     question: Question | None = Field(
         None,
         description="devices: fewest devices that hold; rate: highest rate that holds; cost: cheapest device"
-        " per million tokens; strategy: which is best, and where it stops to be; grid: every point of vary",
+        " per million tokens; strategy: which is best, and where it stops to be; grid: every point of vary;"
+        " break_even: at which values of `over` another case takes the lead (any study)",
     )
     vary: dict[str, Values] = Field(
         {},
@@ -145,10 +149,13 @@ class Whatif(Strict):
         None, description="of a latin_hypercube: how many points"
     )
     over: str | None = Field(
-        None, description="of question devices: another whole-numbered field to search, by dotted path"
+        None,
+        description="of question devices: another whole-numbered field to search, by dotted path; of"
+        " break_even: the field",
     )
-    between: Annotated[list[int], Field(min_length=2, max_length=2)] | None = Field(
-        None, description="least and greatest value of the searched field"
+    between: Ends | None = Field(None, description="least and greatest value of the searched field")
+    metric: str | None = Field(
+        None, description="of break_even: what leads, a metric of results.csv; by default the study's latency"
     )
     constraints: dict[str, Annotated[float, Field(ge=-1e12, le=1e12)]] = Field(
         {}, description="limits of metrics by name, such as ttft_p99_s: 0.5; by default the SLO at p99"
@@ -186,8 +193,8 @@ class Whatif(Strict):
         number = math.prod(counts.values())
         if self.together == "grid" and number > MOST_POINTS:
             raise FieldError("vary", f"makes {number:,} points; at most {MOST_POINTS:,} are allowed")
-        if self.between is not None and not 1 <= self.between[0] <= self.between[1] <= 1_000_000:
-            raise FieldError("between", f"is {self.between}; 1 <= first <= last <= 1,000,000 is needed")
+        if self.between is not None and self.between[0] > self.between[1]:
+            raise FieldError("between", f"is {shown(self.between)}; first <= last is needed")
         return self
 
 
@@ -273,9 +280,9 @@ def load_plan(
         if not isinstance(found, dict):
             raise InputError(f"{path}: base: {file} holds no scenario: a mapping of fields is needed")
         base, where, inside = found, str(file), file.absolute().parent
-    if (study := base.get("study")) != STUDY:
-        raise InputError(f"{where}: study: is {shown(study)}; plans are of study {STUDY}")
     base = copy.deepcopy(base)
+    if whatif.name is not None:
+        base.setdefault("name", whatif.name)
     for setting in settings:
         if setting not in own:
             set_field(base, setting)
@@ -284,9 +291,10 @@ def load_plan(
         raise InputError(f"{path}: question: is missing; one of {', '.join(QUESTIONS)} is needed")
     if asked not in QUESTIONS:
         raise InputError(f"--question {plain(asked)}: no such question{nearest(asked, QUESTIONS)}")
+    _check_study(base, asked, where)
     _check_searched(whatif, asked, str(path))
-    held = _limits(whatif, base, str(path))
-    if not held and asked != "grid":
+    held = () if asked == BREAK_EVEN else _limits(whatif, base, str(path))
+    if not held and asked not in ("grid", BREAK_EVEN):
         needed = "limits such as ttft_p99_s: 0.5, or slo in the scenario, are needed"
         raise InputError(f"{path}: constraints: are missing; {needed}")
     return Asked(whatif, asked, base, inside, where, held)
@@ -310,10 +318,30 @@ SEARCHED: Mapping[str, tuple[str, ...]] = {
 }
 
 
+def _check_study(base: Mapping[str, Any], question: str, where: str) -> None:
+    study = base.get("study")
+    if study not in METRICS:
+        raise InputError(f"{where}: study: is {shown(study)}; one of {', '.join(METRICS)} is needed")
+    if study != STUDY and question != BREAK_EVEN:
+        only = f"question {question} is of study {STUDY}; {BREAK_EVEN} is of any"
+        raise InputError(f"{where}: study: is {shown(study)}; {only}")
+
+
 def _check_searched(whatif: Whatif, question: str, where: str) -> None:
     searched = SEARCHED.get(question, ())
-    if question == "devices" and whatif.over is not None:
+    if question in ("devices", BREAK_EVEN) and whatif.over is not None:
         searched = (whatif.over,)
+    if question == BREAK_EVEN:
+        for name in ("over", "between"):
+            if getattr(whatif, name) is None:
+                raise InputError(f"{where}: {name}: is missing; question {BREAK_EVEN} needs it")
+        if whatif.between and whatif.between[0] == whatif.between[1]:
+            raise InputError(f"{where}: between: is {shown(whatif.between)}; first < last is needed")
+    elif whatif.between is not None:
+        low, high = whatif.between
+        if not all(isinstance(end, int) for end in (low, high)) or not 1 <= low <= high <= MOST_BETWEEN:
+            needed = f"two whole numbers, 1 <= first <= last <= {MOST_BETWEEN:,}, are needed"
+            raise InputError(f"{where}: between: is {shown(whatif.between)}; {needed}")
     for path in whatif.vary:
         if path.partition(".")[0] == "slo":
             raise InputError(f"{where}: vary.{path}: limits do not vary; constraints say them")

@@ -1,0 +1,136 @@
+"""Where the lead passes from one case to another: the metric of every case along a field, and a table."""
+
+from typing import Any
+
+import pandas as pd
+import plotly.graph_objects as go
+
+from simcore.reports import style
+from simcore.reports.common import figures as common
+from simcore.reports.common import sections as parts
+from simcore.reports.common.figures import by_text
+from simcore.reports.page import Section, Tile
+from simcore.reports.planning.axes import Axis, field_name
+from simcore.reports.planning.figures import DASHES, LINE_SYMBOLS, LOG_METRIC_FROM, across_axis
+from simcore.reports.planning.points import VARIED, Planned
+from simcore.reports.serving.sections import scale_of
+from simcore.reports.text import in_figure, known, recorded
+
+QUESTION, MOST_TILES = "break_even", 4
+Lead = dict[str, Any]
+
+
+def leads(plan: Planned) -> list[Section]:
+    """Returns the section of a plan that asks for break-even values."""
+    over, metric = plan.summary.get("over"), plan.summary.get("metric")
+    column = f"{VARIED}{over}"
+    if not over or column not in plan.points or metric not in plan.points or plan.points.empty:
+        return []
+    found = [_checked(given) for given in plan.summary.get("break_even") or ()]
+    points = plan.points.assign(group=_groups(plan.points, column))
+    groups = [(name or "all", name) for name in dict.fromkeys(points["group"])]
+    field = str(plan.summary.get("field") or field_name(column))
+    axis = Axis(column, field, recorded)
+
+    def draw(group: str) -> go.Figure:
+        own = [lead for lead in found if _group_of(lead) == group]
+        return drawn(points[points["group"] == group], axis, str(metric), own)
+
+    plot = parts.plot("break-even", f"{metric} along {over}", [("With", groups, 0)], draw)
+    table = parts.tabled(
+        found,
+        ("with", "l", _group_of),
+        ("before", "l", lambda lead: lead["before"]),
+        ("then", "l", lambda lead: lead["after"]),
+        ("from", "r", lambda lead: recorded(lead["at"])),
+        ("neither for sure", "l", _unsure),
+    )
+    return [
+        parts.section("plan", "break-even", {"field": field}, plots=[plot], table=table if found else None)
+    ]
+
+
+def tiles(plan: Planned) -> list[Tile]:
+    """Returns where the lead passes first with each setting."""
+    found = [_checked(given) for given in plan.summary.get("break_even") or ()]
+    field = str(plan.summary.get("field") or "value")
+    return [
+        Tile(
+            recorded(float(f"{lead['at']:.3g}")), f"{field} from which {lead['after']} leads", _group_of(lead)
+        )
+        for lead in found[:MOST_TILES]
+    ]
+
+
+def _checked(given: Any) -> Lead:
+    """Returns a lead of the summary. Raises ValueError if it is none."""
+    told = f"summary.json: break_even: {str(given)[:60]!r} is no change of the lead"
+    if not isinstance(given, dict) or not {"settings", "place", "before", "after", "at", "between"} <= set(
+        given
+    ):
+        raise ValueError(told)
+    between = given["between"]
+    ends = isinstance(between, list) and len(between) == 2 and all(e is None or known(e) for e in between)
+    if not isinstance(given["settings"], dict) or not known(given["at"]) or not ends:
+        raise ValueError(told)
+    return given
+
+
+def _named(path: str, value: Any) -> str:
+    return f"{field_name(VARIED + path)} {recorded(value)}"
+
+
+def _group_of(lead: Lead) -> str:
+    settings = [_named(path, value) for path, value in lead["settings"].items()]
+    return ", ".join(part for part in (*settings, lead["place"]) if part)
+
+
+def _groups(points: pd.DataFrame, column: str) -> list[str]:
+    """Returns what the cases of each row share: the varied fields, and their place in the run."""
+    varied = [name for name in points.columns if name.startswith(VARIED) and name != column]
+    rows = points.to_dict("records")
+    return [
+        ", ".join(
+            [_named(name.removeprefix(VARIED), _plain(row[name])) for name in varied]
+            + ([row["place"]] if row.get("place") else [])
+        )
+        for row in rows
+    ]
+
+
+def _plain(value: Any) -> Any:
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _unsure(lead: Lead) -> str:
+    low, high = lead["between"]
+    return f"{'first' if low is None else recorded(low)} to {'last' if high is None else recorded(high)}"
+
+
+def drawn(points: pd.DataFrame, axis: Axis, metric: str, found: list[Lead]) -> go.Figure:
+    """Draws the metric of each case with its interval, and a line where the lead passes."""
+    scale = scale_of(metric, float(points[metric].max()))
+    figure = go.Figure()
+    labels = list(dict.fromkeys(points["label"]))
+    for i, label in enumerate(labels):
+        own = points[points["label"] == label].sort_values(axis.column, kind="stable")
+        value = own[metric] * scale.factor
+        low, high = own[f"{metric}.low"] * scale.factor, own[f"{metric}.high"] * scale.factor
+        colour = style.LINE_HUES[i % len(style.LINE_HUES)][1][0]
+        hover = [
+            by_text(
+                f"<b>{in_figure(label)}</b>", f"{axis.title} {recorded(x)}", f"{scale.name} {scale.text(y)}"
+            )
+            for x, y in zip(own[axis.column], own[metric], strict=True)
+        ]
+        bar = common.whisker(value, low, high, color=colour, thickness=1.2, width=4)
+        symbol = LINE_SYMBOLS[i % len(LINE_SYMBOLS)]
+        dash = DASHES[(i // len(style.LINE_HUES)) % len(DASHES)]
+        x, name = own[axis.column], in_figure(label)
+        figure.add_trace(common.dotted(x, value, name, colour, hover, error_y=bar, symbol=symbol, dash=dash))
+    x_axis, narrow = across_axis(axis, points[axis.column].tolist(), 0.1)
+    ends = [*(points[f"{metric}.high"] * scale.factor), *(points[metric] * scale.factor)]
+    for lead in found:
+        common.rule(figure, style.FAINT_INK, x=lead["at"], dash="dot", width=1.5)
+    y_axis = common.values_axis(scale.title, ends, LOG_METRIC_FROM)
+    return common.laid_out(figure, narrow, xaxis=x_axis, yaxis=y_axis)

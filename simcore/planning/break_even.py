@@ -1,0 +1,372 @@
+"""Question break_even: at which values of a field another case takes the lead, in any study.
+
+gain(x)  = the metric of the case that leads at one of two neighbours of a grid, less that of the case that
+           leads at the other; the lead passes where it is zero: by bisection, to 1 %
+surely   = the same for the ends of their intervals taken apart: between both places neither leads for sure
+
+Every value of the field is a whole run of the scenario, and so is every step of a bisection. Cases are told
+apart by label and by their place (context, batch, load, ..) within a run.
+"""
+
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from math import sqrt
+from typing import Any
+
+from simcore.assembly import Place, assemble
+from simcore.input.files import InputError, nearest, plain, shown
+from simcore.models.errors import ModelError
+from simcore.planning.whatif import Asked
+from simcore.scenario import put, scenario_of
+from simcore.studies.columns import METRICS, metric
+from simcore.studies.common import PRECISION, Row
+from simcore.studies.processes import in_processes
+
+# The metric that leads, by study.
+LEADS = {
+    "decode": "token_latency_s",
+    "tiling": "total_s",
+    "serving": "e2e_mean_s",
+    "linear_attention": "latency_s",
+    "decode_attention": "latency_s",
+}
+# Values of the field that are run first: at equal ratios where the ends are this far apart.
+VALUES, FAR = 5, 8.0
+# Sentences of an answer.
+MOST_TOLD = 6
+# Columns that tell cases of one place apart.
+OF_CASE = ("strategy", "label", "ranks", "groups", "devices", "hit_rate", "device")
+Told = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A case at one value of the field. `place`: what it shares with its rivals; `low`, `high`: the interval
+    of the metric, the value itself where none is known."""
+
+    label: str
+    device: str
+    devices: int
+    strategy: str
+    place: tuple[tuple[str, Any], ...]
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Lead:
+    """The lead passes from one case to another. `at`: the value of the field; `between`: the values between
+    which neither leads for sure, None where intervals leave it open to an end of the range."""
+
+    settings: Mapping[str, Any]
+    place: str
+    before: str
+    after: str
+    at: float
+    between: tuple[float | None, float | None]
+
+
+@dataclass(frozen=True)
+class Swept:
+    """What was run with one set of settings. `runs`: the cases at each value of the field; `leads`: where the
+    lead passes; `first`: who leads at the least value, place by place; `warnings`: of all runs."""
+
+    settings: Mapping[str, Any]
+    runs: Mapping[float, tuple[Case, ...]]
+    leads: tuple[Lead, ...]
+    first: Mapping[str, str]
+    warnings: Told = ()
+    refused: str = ""
+
+
+def metric_of(asked: Asked) -> str:
+    """Returns the metric that leads. Raises InputError if the study has none of the plan's name."""
+    study = str(asked.document.get("study"))
+    name = asked.whatif.metric or LEADS[study]
+    if metric(study, name).better is None:
+        known = [one for one, of in METRICS[study].items() if of.better is not None]
+        of = f"is none of study {study} that can lead{nearest(name, known)}"
+        raise InputError(f"{asked.where}: metric: {plain(name)}: {of}")
+    return name
+
+
+def grid(between: Sequence[float]) -> list[float]:
+    """Returns the values of the field that are run first, both ends among them; whole where both ends are."""
+    low, high = between
+    far = is_far(between)
+    shares = [i / (VALUES - 1) for i in range(VALUES)]
+    found = [low * (high / low) ** share if far else low + (high - low) * share for share in shares]
+    found[-1] = high
+    if all(isinstance(end, int) for end in between):
+        return list(dict.fromkeys(round(value) for value in found))
+    return [float(value) for value in found]
+
+
+def is_far(values: Sequence[float]) -> bool:
+    """Whether the ends of some values are so far apart that ratios count, not differences."""
+    return values[0] > 0 and values[-1] / values[0] >= FAR
+
+
+def sweep(asked: Asked, jobs: int, progress: Callable[[str, int, int], None]) -> list[Swept]:
+    """Runs a plan: the field's values with each set of settings. Raises InputError if nothing can run."""
+    seed = asked.document.get("seed", 0)
+    every = list(asked.settings(seed if isinstance(seed, int) else 0))
+    within = jobs if len(every) == 1 else 1
+
+    def done(count: int) -> None:
+        progress("settings" if len(every) > 1 else "run", count, len(every))
+
+    found = in_processes(lambda i: _swept(asked, every[i], within), len(every), jobs, done)
+    if all(one.refused for one in found):
+        raise InputError(found[0].refused)
+    return found
+
+
+def _swept(asked: Asked, settings: Mapping[str, Any], jobs: int) -> Swept:
+    warnings: dict[str, None] = {}
+    runs: dict[float, tuple[Case, ...]] = {}
+
+    def cases(value: float) -> tuple[Case, ...]:
+        if value not in runs:
+            runs[value] = _cases(asked, settings, value, jobs, warnings)
+        return runs[value]
+
+    assert asked.whatif.between is not None
+    values = grid(asked.whatif.between)
+    try:
+        for value in values:
+            cases(value)
+        leads = list(_leads(asked, settings, values, cases))
+    except (InputError, ModelError) as error:
+        return Swept(settings, {}, (), {}, (), str(error))
+    first = {place: best(own, asked).label for place, own in by_place(runs[values[0]]).items()}
+    return Swept(settings, dict(sorted(runs.items())), tuple(leads), first, tuple(warnings))
+
+
+def _cases(
+    asked: Asked, settings: Mapping[str, Any], value: float, jobs: int, warnings: dict[str, None]
+) -> tuple[Case, ...]:
+    """Runs the scenario at a value of the field, and returns its cases."""
+    document = copy.deepcopy(asked.document)
+    for path, setting in settings.items():
+        put(document, path, copy.deepcopy(setting), f"{asked.where}: vary: {path}")
+    assert asked.whatif.over is not None
+    put(document, asked.whatif.over, value, f"{asked.where}: over: {asked.whatif.over}")
+    # Comparisons and searches of the study's own say nothing here.
+    document |= {name: [] for name in ("published", "crossover") if name in document}
+    scenario = scenario_of(document, asked.where, asked.folder)
+    parts = assemble(scenario, asked.where, Place(jobs=jobs))
+    outcome = parts.study.run(lambda doing, done, total: None)
+    warnings.update(dict.fromkeys([*parts.warnings, *outcome.warnings]))
+    name = metric_of(asked)
+    rows = [row for row in outcome.ranked(name) if row.value is not None and not row.op_kind]
+    if not rows:
+        raise InputError(f"{asked.where}: metric: {name}: no case of this scenario has it")
+    return tuple(_case(row, asked) for row in rows)
+
+
+def _case(row: Row, asked: Asked) -> Case:
+    axes = asdict(row.axes)
+    over = (asked.whatif.over or "").rpartition(".")[2]
+    # A field that is searched is no place: every value has another one.
+    searched = {over, "rate_per_s" if over in ("interval_s", "rate_scale") else over}
+    place = tuple((k, v) for k, v in axes.items() if k not in OF_CASE and k not in searched and v is not None)
+    value = float(row.value or 0.0)
+    low, high = (value if end is None else float(end) for end in (row.low, row.high))
+    return Case(axes["label"], axes["device"], row.axes.devices, axes["strategy"], place, value, low, high)
+
+
+def place_text(place: tuple[tuple[str, Any], ...]) -> str:
+    """Returns a place in words: "context tokens 1,024, batch 1"."""
+    shown = (f"{value:,}" if isinstance(value, int) else f"{value}" for _, value in place)
+    return ", ".join(f"{name.replace('_', ' ')} {text}" for (name, _), text in zip(place, shown, strict=True))
+
+
+def by_place(cases: Sequence[Case]) -> dict[str, list[Case]]:
+    """Returns the cases of each place; of a place that is alone the name is empty."""
+    places: dict[tuple[tuple[str, Any], ...], list[Case]] = {}
+    for case in cases:
+        places.setdefault(case.place, []).append(case)
+    varied = {
+        key for key, _ in {part for place in places for part in place}
+        if len({dict(place).get(key) for place in places}) > 1
+    }  # fmt: skip
+    return {
+        place_text(tuple(part for part in place if part[0] in varied)): own for place, own in places.items()
+    }
+
+
+def best(cases: Sequence[Case], asked: Asked) -> Case:
+    """Returns the case that leads."""
+    lower = metric(str(asked.document["study"]), metric_of(asked)).better == "lower"
+    return min(cases, key=lambda case: case.value if lower else -case.value)
+
+
+def _leads(
+    asked: Asked,
+    settings: Mapping[str, Any],
+    values: Sequence[float],
+    cases: Callable[[float], tuple[Case, ...]],
+) -> Iterator[Lead]:
+    """Yields where the lead passes from one case to another, place by place."""
+    for place in by_place(cases(values[0])):
+        led = [by_place(cases(value)).get(place, []) for value in values]
+        for i, (below, above) in enumerate(pairwise(led)):
+            if (
+                below
+                and above
+                and (before := best(below, asked).label) != (after := best(above, asked).label)
+            ):
+                gap = _Gap(asked, cases, place, before, after)
+                yield gap.lead(settings, values, i)
+
+
+@dataclass(frozen=True)
+class _Gap:
+    """The metric of the case that leads above a place of the field, less that of the one that leads below."""
+
+    asked: Asked
+    cases: Callable[[float], tuple[Case, ...]]
+    place: str
+    before: str
+    after: str
+
+    @property
+    def _lower(self) -> bool:
+        return metric(str(self.asked.document["study"]), metric_of(self.asked)).better == "lower"
+
+    def gain(self, value: float, of_before: str, of_after: str) -> float:
+        """Returns by how much `before` is ahead. `of_before`, `of_after`: the ends of their intervals."""
+        own = {case.label: case for case in by_place(self.cases(value)).get(self.place, ())}
+        for label in (self.before, self.after):
+            if label not in own:
+                over = self.asked.whatif.over
+                raise InputError(f"{self.asked.where}: over: {over}: {label} cannot run at {value:g}")
+        gain = getattr(own[self.after], of_after) - getattr(own[self.before], of_before)
+        return float(gain if self._lower else -gain)
+
+    def where(self, values: Sequence[float], of_before: str, of_after: str) -> list[float]:
+        """Returns the values at which that changes its sign, at most one between two neighbours."""
+        far = is_far(values)
+
+        def ahead(value: float) -> bool:
+            return self.gain(value, of_before, of_after) > 0.0
+
+        return [
+            _bisected(ahead, below, above, None if far else PRECISION * (values[-1] - values[0]))
+            for below, above in pairwise(values)
+            if ahead(below) != ahead(above)
+        ]
+
+    def lead(self, settings: Mapping[str, Any], values: Sequence[float], i: int) -> Lead:
+        """Returns where the lead passes between the values i and i + 1."""
+        # If both are as good at the first value, the lead passes there.
+        at = next(iter(self.where(values[i : i + 2], "value", "value")), values[i])
+        worse, better = ("high", "low") if self._lower else ("low", "high")
+        until = [place for place in self.where(values, worse, better) if place <= at]
+        since = [place for place in self.where(values, better, worse) if place >= at]
+        between = max(until, default=None), min(since, default=None)
+        return Lead(settings, self.place, self.before, self.after, at, between)
+
+
+def _bisected(ahead: Callable[[float], bool], below: float, above: float, apart: float | None) -> float:
+    """Returns the value between two at which a lead ends, to `apart`; to a share of it if that is None."""
+    at_low, whole = ahead(below), isinstance(below, int)
+    while above - below > max(1 if whole else 0, PRECISION * above if apart is None else apart):
+        middle = sqrt(below * above) if apart is None else (below + above) / 2.0
+        if whole:
+            middle = min(max(int(middle), below + 1), above - 1)
+        if ahead(middle) == at_low:
+            below = middle
+        else:
+            above = middle
+    return above
+
+
+# -- what a plan says of it --------------------------------------------------------------------------------
+
+
+def answer_of(asked: Asked, every: Sequence[Swept]) -> str:
+    """Returns where the lead passes, in words."""
+    told = [words for swept in every if not swept.refused for words in _told(asked, swept)]
+    return " ".join(
+        [*told[:MOST_TOLD], *([f"And {len(told) - MOST_TOLD} more."] if told[MOST_TOLD:] else [])]
+    )
+
+
+def _told(asked: Asked, swept: Swept) -> Iterator[str]:
+    """Yields a sentence for each place."""
+    assert asked.whatif.between is not None
+    first, last = asked.whatif.between
+    with_ = ", ".join(f"{short(path)} {_setting(value)}" for path, value in swept.settings.items())
+    field = short(asked.whatif.over or "")
+    for place, leader in swept.first.items():
+        at = ", ".join(part for part in (with_, place) if part)
+        begins = f"With {at}: {leader}" if at else leader
+        leads = [lead for lead in swept.leads if lead.place == place]
+        if not leads:
+            yield f"{begins} leads everywhere from {field} {number(first)} to {number(last)}."
+            continue
+        parts = [
+            f"{'up to' if i == 0 else 'to'} {field if i == 0 else ''} {number(lead.at)}{_open(lead)}, then"
+            f" {lead.after}".replace("  ", " ")
+            for i, lead in enumerate(leads)
+        ]
+        yield f"{begins} leads {' '.join(parts)}."
+
+
+def _setting(value: Any) -> str:
+    return number(value) if isinstance(value, int | float) else shown(value)
+
+
+def _open(lead: Lead) -> str:
+    """Returns between which values neither leads for sure, in words."""
+    low, high = lead.between
+    if low == high == lead.at:
+        return ""
+    until = "the first value" if low is None else number(low)
+    return f" (from {until} to {'the last' if high is None else number(high)} neither for sure)"
+
+
+def number(value: float) -> str:
+    """Returns a value of the field for people."""
+    return f"{value:,}" if isinstance(value, int) else f"{value:.3g}"
+
+
+def short(path: str) -> str:
+    """Returns the last words of a dotted path, so that they say what it is.
+
+    >>> short("strategies.1.hits.value"), short("context_tokens")
+    ('hits value', 'context tokens')
+    """
+    words = [part for part in path.split(".") if not part.isdecimal()]
+    own = words[-2:] if words[-1] in ("value", "times", "mean", "low", "high", "kind") else words[-1:]
+    return " ".join(own).replace("_", " ")
+
+
+def lines_of(asked: Asked, every: Sequence[Swept]) -> list[dict[str, Any]]:
+    """Returns a row for each case at each value of the field."""
+    name, over = metric_of(asked), asked.whatif.over
+    lines = []
+    for swept in every:
+        for value, cases in swept.runs.items():
+            for place, own in by_place(cases).items():
+                leader = best(own, asked)
+                lines += [
+                    {
+                        "device": case.device, "label": case.label, "strategy": case.strategy,
+                        "devices": case.devices, **{f"vary.{path}": v for path, v in swept.settings.items()},
+                        f"vary.{over}": value, "place": place, "verdict": "holds", "best": case is leader,
+                        name: case.value, f"{name}.low": case.low, f"{name}.high": case.high,
+                    }
+                    for case in own
+                ]  # fmt: skip
+    return lines
+
+
+def leads_of(every: Sequence[Swept]) -> list[dict[str, Any]]:
+    """Returns where the lead passes, as summary.json has it."""
+    return [asdict(lead) for swept in every for lead in swept.leads]

@@ -1,0 +1,176 @@
+"""Question break_even: where the lead passes, of lines whose crossings are known, and against single runs."""
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+import simcore
+from simcore import cli
+from simcore.input.files import InputError
+from simcore.planning import break_even
+from simcore.planning.break_even import Case, answer_of, grid, short, sweep
+from simcore.planning.plan import run
+from simcore.planning.whatif import Asked, load_plan
+from simcore.reports import build
+from tests.test_planning import silent, written
+
+DECODE: dict[str, Any] = {
+    "name": "tiny", "study": "decode", "device": "h200-sxm", "profile": "none", "model": "llama-3.1-8b",
+    "context_tokens": 64, "strategies": [{"kind": "tensor_parallel", "ranks": [1, 2]}],
+}  # fmt: skip
+Lines = Mapping[str, Callable[[float], float]]
+
+
+def asked(folder: Path, **more: Any) -> Asked:
+    """A plan of a decode scenario along its batch."""
+    plan = {"base": DECODE, "question": "break_even", "over": "batch", "between": [1.0, 5.0], **more}
+    return load_plan(written(folder, plan))
+
+
+def drawn(monkeypatch: pytest.MonkeyPatch, lines: Lines, half: float = 0.0, places: int = 1) -> list[float]:
+    """Lets each case be a line along the field, in some places; returns the values that were run."""
+    ran: list[float] = []
+
+    def cases(
+        of: Asked, settings: Any, value: float, jobs: int, warnings: dict[str, None]
+    ) -> tuple[Case, ...]:
+        del of, settings, jobs, warnings
+        ran.append(value)
+        return tuple(
+            Case(label, "d", 1, "s", (("context", place),), y, y - half, y + half)
+            for place in range(places)
+            for label, y in ((label, line(value) + place) for label, line in lines.items())
+        )
+
+    monkeypatch.setattr(break_even, "_cases", cases)
+    return ran
+
+
+def test_lines_cross_where_they_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """a = x, b = 4.3 - x, c = 1.2: a leads up to 1.2, c up to 3.1, then b."""
+    drawn(monkeypatch, {"a": lambda x: x, "b": lambda x: 4.3 - x, "c": lambda x: 1.2})
+    (swept,) = sweep(asked(tmp_path), 1, silent)
+    assert [(lead.before, lead.after) for lead in swept.leads] == [("a", "c"), ("c", "b")]
+    assert [lead.at for lead in swept.leads] == pytest.approx([1.2, 3.1], abs=0.04)
+    assert swept.first == {"": "a"}
+    assert "a leads up to batch 1.2" in answer_of(asked(tmp_path), [swept])
+
+
+def test_between_intervals_that_overlap_neither_leads_for_sure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """x and 6 - x cross at 3; with half intervals of 0.5 they overlap from 2.5 to 3.5, with 5 everywhere."""
+    drawn(monkeypatch, {"a": lambda x: x, "b": lambda x: 6.0 - x}, 0.5)
+    ((lead,),) = (one.leads for one in sweep(asked(tmp_path), 1, silent))
+    assert lead.at == pytest.approx(3.0, abs=0.04)
+    assert lead.between == (pytest.approx(2.5, abs=0.05), pytest.approx(3.5, abs=0.05))
+    drawn(monkeypatch, {"a": lambda x: x, "b": lambda x: 6.0 - x}, 5.0)
+    ((lead,),) = (one.leads for one in sweep(asked(tmp_path), 1, silent))
+    assert lead.between == (None, None)
+    assert "from the first value to the last neither for sure" in answer_of(
+        asked(tmp_path), sweep(asked(tmp_path), 1, silent)
+    )
+
+
+def test_of_a_metric_that_should_be_great_the_greatest_leads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn(monkeypatch, {"a": lambda x: x, "b": lambda x: 6.0 - x}, 0.5)
+    ((lead,),) = (one.leads for one in sweep(asked(tmp_path, metric="tokens_per_s_per_user"), 1, silent))
+    assert (lead.before, lead.after, lead.at) == ("b", "a", pytest.approx(3.0, abs=0.04))
+    assert lead.between == (pytest.approx(2.5, abs=0.05), pytest.approx(3.5, abs=0.05))
+
+
+def test_far_ends_go_by_ratios_and_whole_ones_stay_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert grid([1, 10_000]) == [1, 10, 100, 1000, 10_000]
+    assert grid([0.0, 1.0]) == [0.0, 0.25, 0.5, 0.75, 1.0]
+    assert grid([1, 3]) == [1, 2, 3]
+    ran = drawn(monkeypatch, {"a": lambda x: x, "b": lambda x: 777.0})
+    ((lead,),) = (one.leads for one in sweep(asked(tmp_path, between=[1, 10_000]), 1, silent))
+    assert lead.at == pytest.approx(777, rel=0.01)
+    assert all(isinstance(value, int) for value in ran)
+    # Ten halvings at most between two neighbours, for the lead and for the two ends of what is not sure.
+    assert len(ran) < 5 + 3 * 10
+
+
+def test_each_place_has_a_lead_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn(monkeypatch, {"a": lambda x: x, "b": lambda x: 6.0 - x}, places=2)
+    (swept,) = sweep(asked(tmp_path), 1, silent)
+    assert [lead.place for lead in swept.leads] == ["context 0", "context 1"]
+
+
+def test_what_never_changes_is_said_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn(monkeypatch, {"a": lambda x: x, "b": lambda x: x + 1.0})
+    every = sweep(asked(tmp_path), 1, silent)
+    assert answer_of(asked(tmp_path), every) == "a leads everywhere from batch 1 to 5."
+
+
+def test_names_of_fields_say_what_they_are() -> None:
+    assert short("device.change.links.nvlink.latency_s.times") == "latency s times"
+    assert short("workload.output_tokens.value") == "output tokens value"
+
+
+def test_at_the_crossing_both_take_as_long(tmp_path: Path) -> None:
+    """More devices lead once reading the weights takes longer than the collectives: where a link's latency is
+    searched, a run at the crossing has both within the 2 % that the bisection leaves."""
+    path = "device.change.links.nvlink.latency_s"
+    plan = {
+        "base": DECODE, "question": "break_even", "over": path, "between": [1e-9, 1e-3],
+    }  # fmt: skip
+    found = run(load_plan(written(tmp_path, plan)), jobs=1, progress=silent)
+    (lead,) = found.leads
+    assert (lead["before"], lead["after"]) == ("tensor parallel, 2 devices", "tensor parallel, 1 device")
+    alone = simcore.run({**DECODE, "device": {"base": "h200-sxm", "change": {path[14:]: lead["at"]}}})
+    one, two = (row["value"] for row in alone.rows if row["metric"] == "token_latency_s")
+    assert one == pytest.approx(two, rel=0.02)
+    by_value = {line[f"vary.{path}"]: line["label"] for line in found.lines if line["best"]}
+    assert all((label == lead["before"]) == (value < lead["at"]) for value, label in by_value.items())
+
+
+def test_the_command_line_writes_the_leads_and_a_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = "device.change.links.nvlink.latency_s"
+    plan = {"base": DECODE, "question": "break_even", "over": path, "between": [1e-9, 1e-3]}
+    written(tmp_path, {**plan, "vary": {"context_tokens": [64, 128]}})
+    result = CliRunner().invoke(cli.app, ["plan", "plan.yaml", "--jobs", "1"])
+    assert result.exit_code == 0, result.output
+    folder = tmp_path / "runs" / "tiny" / "plan"
+    summary = json.loads((folder / "summary.json").read_text())
+    assert [lead["settings"] for lead in summary["break_even"]] == [
+        {"context_tokens": 64}, {"context_tokens": 128},
+    ]  # fmt: skip
+    page = build(folder).read_text("utf-8")
+    assert "Who leads" in page
+    assert "tensor parallel, 1 device" in page
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        ({"over": None}, "over: is missing; question break_even needs it"),
+        ({"between": [2, 2]}, "between: is [2, 2]; first < last is needed"),
+        ({"between": [5, 1]}, "between: is [5, 1]; first <= last is needed"),
+        ({"between": [1, float("nan")]}, "two numbers up to 1e+12, is needed"),
+        ({"metric": "token_latency"}, "metric: token_latency: is none of study decode that can lead"),
+        ({"vary": {"batch": [1, 2]}}, "vary.batch: is what question break_even searches; leave it out"),
+        ({"over": "bathc"}, "bathc"),
+        ({"question": "devices"}, "question devices is of study serving; break_even is of any"),
+        ({"base": {**DECODE, "study": "decod"}}, "study: is 'decod'; one of decode"),
+    ],
+)
+def test_what_cannot_be_asked_is_one_line(more: Any, told: str, tmp_path: Path) -> None:
+    plan = {"base": DECODE, "question": "break_even", "over": "batch", "between": [1, 4], **more}
+    (tmp_path / "plan.yaml").write_text(yaml.safe_dump({k: v for k, v in plan.items() if v is not None}))
+    with pytest.raises(InputError) as error:
+        run(load_plan(tmp_path / "plan.yaml"), jobs=1, progress=silent)
+    assert told in str(error.value)
+    assert "\n" not in str(error.value)
