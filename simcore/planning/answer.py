@@ -84,7 +84,9 @@ def _of_rate(asked: Asked, found: Found, i: int, group: Sequence[Answered], winn
         key=lambda one: -(one.value or 0.0),
     )
     if others:
-        names = [f"{_way(one)}: {_load(one.point.case.axes)}" for one in others[:MOST_TOLD]]
+        kinds = {one.point.device for one in (winner, *others)}
+        named = devices if len(kinds) > 1 else _way
+        names = [f"{named(one)}: {_load(one.point.case.axes)}" for one in others[:MOST_TOLD]]
         says += f" Others: {'; '.join(names)}."
     return says + _prices(asked, found, i)
 

@@ -16,6 +16,8 @@ from typing import Any
 Puts = Mapping[str, Any]
 LOAD, LENGTH, RATE = (0.9, 1.1), (0.8, 1.2), (0.9, 1.1)
 LINK, LATENCY, HOST, CV, HIT_RATE = (0.8, 1.2), (0.5, 2.0), (0.5, 2.0), (0.5, 2.0), (0.5, 2.0)
+# By how much a resource is better where it is asked what limits.
+RELIEF = 1.25
 ARRIVALS, DEVICE = "workload.arrivals", "device.change"
 
 
@@ -46,7 +48,6 @@ def factors(document: Mapping[str, Any], link: str | None) -> list[Factor]:
                 lambda times: {"workload.distinct_prompts": max(1, round(count * times))},
             )
         )
-    change = document["device"].get("change", {}) if isinstance(document["device"], dict) else {}
     figures = [
         ("memory bandwidth", RATE, "hbm_bytes_per_s"),
         ("arithmetic", RATE, "flops_per_s"),
@@ -54,7 +55,35 @@ def factors(document: Mapping[str, Any], link: str | None) -> list[Factor]:
         *([("link latency", LATENCY, f"links.{link}.latency_s")] if link else []),
         ("host time", HOST, "overheads"),
     ]
-    return found + [_of_device(name, ends, figure, change) for name, ends, figure in figures]
+    return found + [_of_device(name, ends, figure, _change(document)) for name, ends, figure in figures]
+
+
+def resources(document: Mapping[str, Any], link: str | None) -> list[Factor]:
+    """Returns what may limit a scenario, each a quarter better at its `high`. See `factors`."""
+    more, less = (1.0, RELIEF), (1.0, 1.0 / RELIEF)
+    figures = [
+        ("memory bandwidth", more, "hbm_bytes_per_s"),
+        ("arithmetic", more, "flops_per_s"),
+        *([("link bandwidth", more, f"links.{link}.bytes_per_s")] if link else []),
+        *([("link latency", less, f"links.{link}.latency_s")] if link else []),
+        ("host time", less, "overheads"),
+    ]
+    found = [_of_device(name, ends, figure, _change(document)) for name, ends, figure in figures]
+    return [*found, _room(document)]
+
+
+def _room(document: Mapping[str, Any]) -> Factor:
+    """Returns the room for KV as a factor: that of the scenario, else the device's memory."""
+    blocks = document.get("kv_blocks")
+    if blocks is None:
+        return _of_device("memory for KV", (1.0, RELIEF), "memory_bytes", _change(document))
+    return Factor("memory for KV", 1.0, RELIEF, lambda times: {"kv_blocks": round(blocks * times)})
+
+
+def _change(document: Mapping[str, Any]) -> Mapping[str, Any]:
+    device = document["device"]
+    given: Mapping[str, Any] = device.get("change", {}) if isinstance(device, dict) else {}
+    return given
 
 
 def _arrivals(arrivals: Mapping[str, Any]) -> list[Factor]:

@@ -16,7 +16,7 @@ from simcore.planning.answer import answer, cost_per_million
 from simcore.planning.points import Benches
 from simcore.planning.questions import DEVICES, Found, Tried, ask, objectives
 from simcore.planning.runs import Runner
-from simcore.planning.sensitivity import Swing, hinges, sensitivity
+from simcore.planning.sensitivity import Gain, Swing, hinges, limiting, limits_beyond, sensitivity
 from simcore.planning.store import Store
 from simcore.planning.verdict import interval
 from simcore.planning.whatif import BREAK_EVEN, Asked
@@ -52,6 +52,7 @@ class Plan:
     origins: list[dict[str, Any]]
     found: Found = field(repr=False, default_factory=Found)
     swings: list[Swing] = field(default_factory=list)
+    gains: list[Gain] = field(default_factory=list)
     leads: list[dict[str, Any]] = field(default_factory=list)
 
     def effort(self) -> str:
@@ -75,6 +76,7 @@ class Plan:
             "objectives": [name for name, _ in objectives(self.asked)],
             "price_shares": self.shares,
             **self._break_even(),
+            **({"limiting": [asdict(gain) for gain in self.gains]} if self.gains else {}),
             **({"sensitivity": [asdict(swing) for swing in self.swings]} if self.swings else {}),
         }
 
@@ -109,6 +111,7 @@ def run(asked: Asked, *, jobs: int, progress: Callable[[str, int, int], None]) -
     runner = Runner(benches, store, jobs, progress)
     try:
         found = ask(asked, benches, runner)
+        gains = limiting(asked, found, benches, runner) if asked.question in ("rate", "strategy") else []
         swings = sensitivity(asked, found, benches, runner) if asked.whatif.sensitivity else []
     finally:
         benches.close()
@@ -123,7 +126,7 @@ def run(asked: Asked, *, jobs: int, progress: Callable[[str, int, int], None]) -
         left.append(f"left out for {len(found.left_out) - MOST_REASONS} more reasons")
     return Plan(
         asked=asked,
-        answer=answer(asked, found) + hinges(swings),
+        answer=answer(asked, found) + limits_beyond(gains) + hinges(swings),
         lines=[_line(asked, one, found) for one in found.tried],
         warnings=[
             *_faults(found),
@@ -140,6 +143,7 @@ def run(asked: Asked, *, jobs: int, progress: Callable[[str, int, int], None]) -
         origins=benches.origins,
         found=found,
         swings=swings,
+        gains=gains,
     )
 
 

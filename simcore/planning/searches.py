@@ -83,6 +83,11 @@ def judge(
     return found
 
 
+def judged_by(point: Point, runs: Sequence[Ran], limits: Sequence[Limit], rule: Rule) -> Verdict:
+    """Returns the verdict on a point by given runs, where its rate is kept up."""
+    return _judged(point, runs, limits, rule, steady=True).verdict
+
+
 def _judged(point: Point, runs: Sequence[Ran], limits: Sequence[Limit], rule: Rule, steady: bool) -> Judged:
     if why := _broken(runs, limits):
         return Judged(point, tuple(runs), "fails", {}, why)

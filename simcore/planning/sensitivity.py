@@ -6,20 +6,22 @@ breaks_at = the multiple of a factor from which on the point does not hold for s
 """
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from math import sqrt
+from math import expm1, log, sqrt
+from statistics import fmean
 from typing import Any
 
 from simcore.input.files import InputError
 from simcore.models.errors import ModelError
-from simcore.planning.factors import Factor, Puts, factors
+from simcore.planning.factors import RELIEF, Factor, Puts, factors, resources
 from simcore.planning.limits import Limit, metric_text
 from simcore.planning.points import Benches, Point, why_not
-from simcore.planning.questions import Found, Tried, difference, tightness
-from simcore.planning.runs import Ask, Runner
-from simcore.planning.searches import Judged, Search, drive, judge
-from simcore.planning.verdict import Rule
+from simcore.planning.questions import Found, Tried, beyond, difference, tightness
+from simcore.planning.runs import Ask, Ran, Runner
+from simcore.planning.searches import Judged, Search, drive, judge, judged_by
+from simcore.planning.verdict import Rule, interval
 from simcore.planning.whatif import Asked
 from simcore.scenario import parse_scenario, put, resolved
 from simcore.sim.graph_pricer import End
@@ -58,12 +60,10 @@ class Swing:
 def sensitivity(asked: Asked, found: Found, benches: Benches, runner: Runner) -> list[Swing]:
     """Returns the swings of the best points, the widest first, by winner."""
     swings: list[Swing] = []
-    # A changed device's warnings say nothing of the answer.
-    warnings, origins = dict(benches.warnings), list(benches.origins)
-    for number, winner in enumerate(found.winners):
-        if winner is not None and number < MOST_WINNERS:
-            swings += _swings(asked, number, winner, benches, runner)
-    benches.warnings, benches.origins = warnings, origins
+    with _unwarned(benches):
+        for number, winner in enumerate(found.winners):
+            if winner is not None and number < MOST_WINNERS:
+                swings += _swings(asked, number, winner, benches, runner)
     return swings
 
 
@@ -84,30 +84,43 @@ class _Change:
 
 
 def _swings(asked: Asked, number: int, winner: Tried, benches: Benches, runner: Runner) -> list[Swing]:
-    limit = tightest(asked, winner)
-    metric = limit.metric if limit is not None else "e2e_mean_s"
+    limit = tightest(asked, winner) or Limit("e2e_mean_s", 0.0, at_most=True)
     rule = Rule(asked.whatif.certainty, min(REPLICAS, asked.rule.most))
     changes = _changes(asked, winner, benches, rule)
     runs = runner([Ask(winner.point, replica) for replica in range(rule.most)])
     full = replace(winner.judged, runs=tuple(runs))
     results = drive([change.search for change in changes], runner)
-    mean = full.mean(metric)
-    if not mean:
-        return []
-    swings = []
-    for change, (judged, breaks_at) in zip(changes, results, strict=True):
-        gap = difference(full, judged, metric, asked.whatif.certainty)
-        more, low, high = (None, None, None) if gap is None else (each / mean for each in gap)
-        swings.append(
-            Swing(
-                number, change.factor, change.words, change.times, metric, mean, judged.mean(metric),
-                more, low, high, judged.verdict, judged.why, breaks_at,
-            )
-        )  # fmt: skip
+    found = [
+        _swing(asked, number, (one.factor, one.words, one.times), limit, full, judged, breaks_at)
+        for one, (judged, breaks_at) in zip(changes, results, strict=True)
+    ]
+    swings = [swing for swing in found if swing is not None]
     widest: dict[str, float] = {}
     for swing in swings:
         widest[swing.factor] = max(widest.get(swing.factor, 0.0), abs(swing.more or 0.0))
     return sorted(swings, key=lambda swing: -widest[swing.factor])
+
+
+def _swing(
+    asked: Asked,
+    number: int,
+    change: tuple[str, str, float | None],
+    limit: Limit,
+    full: Judged,
+    judged: Judged,
+    breaks_at: float | None,
+) -> Swing | None:
+    """Returns by how much a change moves a limit's metric; None if that is zero or unknown without it."""
+    mean = full.mean(limit.metric)
+    if not mean:
+        return None
+    factor, words, times = change
+    gap = difference(full, judged, limit.metric, asked.whatif.certainty)
+    more, low, high = (None, None, None) if gap is None else (each / mean for each in gap)
+    return Swing(
+        number, factor, words, times, limit.metric, mean, judged.mean(limit.metric), more, low, high,
+        judged.verdict, judged.why, breaks_at,
+    )  # fmt: skip
 
 
 def _changes(asked: Asked, winner: Tried, benches: Benches, rule: Rule) -> list[_Change]:
@@ -131,6 +144,73 @@ def _changes(asked: Asked, winner: Tried, benches: Benches, rule: Rule) -> list[
                 found.append(_Change(factor.name, f"x {times:g}", times, search))
     ends = [_Change(PRICES, words, None, _alone(judged(winner.point, end))) for end, words in ENDS]
     return found + ends
+
+
+@dataclass(frozen=True)
+class Gain:
+    """What a point beyond the answer gains from a resource that is RELIEF times as good. `metric`: that of
+    the limit which it is nearest to; `more`, `low`, `high`: geometric mean of that metric's ratio over pairs
+    of replicas, less 1, with its interval; `verdict`: on the point with it."""
+
+    resource: str
+    metric: str
+    more: float
+    low: float
+    high: float
+    verdict: str
+
+
+def limiting(asked: Asked, found: Found, benches: Benches, runner: Runner) -> list[Gain]:
+    """Returns what the point beyond the first winner gains from each resource, the most first: what gains
+    most is what limits there."""
+    for group, winner in zip(found.groups, found.winners, strict=True):
+        worse = beyond(group, winner)
+        if winner is not None and worse is not None:
+            return _gains(asked, worse, benches, runner)
+    return []
+
+
+def _gains(asked: Asked, worse: Tried, benches: Benches, runner: Runner) -> list[Gain]:
+    limit, count = tightest(asked, worse), min(REPLICAS, asked.rule.most)
+    assert limit is not None
+    document = resolved(worse.point.scenario)
+    link = benches.links.get(worse.point.device) if worse.point.case.axes.ranks > 1 else None
+    names, points = [""], [worse.point]
+    with _unwarned(benches):
+        for factor in resources(document, link):
+            if (point := changed(asked, benches, document, factor.puts(factor.high))) is not None:
+                names.append(factor.name)
+                points.append(point)
+        runs = runner([Ask(point, replica) for point in points for replica in range(count)])
+    before, *after = (runs[i * count : (i + 1) * count] for i in range(len(points)))
+    rule = Rule(asked.whatif.certainty, count)
+    gains = [
+        Gain(name, limit.metric, *ends, judged_by(point, those, asked.limits, rule))
+        for name, point, those in zip(names[1:], points[1:], after, strict=True)
+        if (ends := _ratio(before, those, limit.metric, rule)) is not None
+    ]
+    sign = 1.0 if limit.at_most else -1.0
+    return sorted(gains, key=lambda gain: sign * gain.more)
+
+
+def _ratio(
+    before: Sequence[Ran], after: Sequence[Ran], metric: str, rule: Rule
+) -> tuple[float, float, float] | None:
+    """Returns the geometric mean of a metric's ratio over pairs, less 1, with its interval."""
+    pairs = [(a.figures.get(metric), b.figures.get(metric)) for a, b in zip(before, after, strict=True)]
+    logs = [log(b / a) for a, b in pairs if a and b]
+    ends = interval(logs, rule.certainty)
+    return None if ends is None else (expm1(fmean(logs)), expm1(ends[0]), expm1(ends[1]))
+
+
+@contextmanager
+def _unwarned(benches: Benches) -> Iterator[None]:
+    """Forgets warnings and origins of changed devices: they say nothing of the answer."""
+    warnings, origins = dict(benches.warnings), list(benches.origins)
+    try:
+        yield
+    finally:
+        benches.warnings, benches.origins = warnings, origins
 
 
 def _alone(search: Search[Judged]) -> Search[tuple[Judged, float | None]]:
@@ -193,6 +273,21 @@ def hinges(swings: Sequence[Swing]) -> str:
     told = f" {metric_text(first[0].metric)} hinges most on {'; '.join(words)}." if words else ""
     broken = [_broken(swing) for swing in first if swing.breaks_at is not None]
     return told + (f" It would no longer hold for sure with {'; '.join(broken)}." if broken else "")
+
+
+def limits_beyond(gains: Sequence[Gain]) -> str:
+    """Returns what limits beyond the answer, in a sentence."""
+    if not gains:
+        return ""
+    name, times = metric_text(gains[0].metric), f"{RELIEF:g} times as good"
+    # A gain whose interval has the zero in it may be none.
+    sure = [gain for gain in gains if gain.low * gain.high > 0.0]
+    if not sure:
+        return f" No single resource limits beyond: made {times}, none changes {name} for sure."
+    first, *others = (f"{gain.more * 100:+.3g} %" for gain in sure[:MOST_NAMED])
+    more = [f"{gain.resource} by {by}" for gain, by in zip(sure[1:], others, strict=False)]
+    told = f" What limits beyond is {sure[0].resource}: made {times}, it changes {name} by {first}"
+    return f"{'; '.join([told, *more])}."
 
 
 def _swung(swing: Swing) -> str:
