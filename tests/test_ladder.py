@@ -191,6 +191,10 @@ def test_the_sign_says_which_of_both_is_longer() -> None:
     assert [Compared(p, measured).error_pct for p in (fast, slow)] == pytest.approx([100.0, 50.0])
 
 
+def test_of_a_single_shape_one_is_tried() -> None:
+    assert spread(["a"], 1) == ["a"]
+
+
 @pytest.mark.parametrize("most", [2, 5, 20])
 def test_shapes_that_are_tried_are_spread_evenly_from_the_first_to_the_last(most: int) -> None:
     for count in range(1, 60):

@@ -323,6 +323,31 @@ def test_a_rate_that_too_few_requests_show_gets_more(tmp_path: Path) -> None:
     assert max(line["requests"] for line in few.lines) > 60
 
 
+@pytest.mark.parametrize("power", [1.0, 4.0, 100.0])
+@pytest.mark.parametrize("edge", [4.1, 4.7, 5.3, 7.9])
+def test_near_the_edge_a_line_says_where_to_look(edge: float, power: float) -> None:
+    """Two points bracket by a factor of two, two halvings come within the factor of 1.3, and of a power law a
+    line knows the edge: one point there and two to close the bracket, where halvings take five."""
+    ran = answered(lambda number: (number / edge) ** power, 1e-4)
+    search = highest(point, 4.0, [TTFT], Rule(), tolerance=0.01, between=(1e-6, 1e6))
+    (found,) = drive([search], ran)
+    assert found.holds is not None
+    assert edge / 1.0105 <= found.holds <= edge
+    assert len(found.judged) <= 2 + 2 + 3
+
+
+def test_where_lines_creep_halves_go_on() -> None:
+    """A metric that is flat up to the edge and leaps there: lines alone would go on by 1 % at a time."""
+    edge = 5.2
+    ran = answered(lambda number: 0.99 if number < edge else 50.0, 1e-4)
+    search = highest(point, 4.4, [TTFT], Rule(), tolerance=0.001, between=(1e-6, 1e6))
+    (found,) = drive([search], ran)
+    assert found.holds is not None
+    assert edge / 1.0011 <= found.holds <= edge
+    # Nine halvings from the factor of two, and two lines for every one of them.
+    assert len(found.judged) <= 2 + 9 * 3
+
+
 def test_requests_that_never_suffice_end_the_search() -> None:
     """However many requests come, they are too few from 5 on: that fails, by its own words."""
     most: list[int] = []

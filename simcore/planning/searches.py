@@ -271,7 +271,10 @@ def _guess(
     below, above = (
         max((_used(tried[value], limit, rule) for limit in limits), default=0.0) for value in (low, high)
     )
-    return low * (high / low) ** (below / (below - above)) if below < 0.0 < above < inf else None
+    if above <= 0.0:
+        # The point above may well hold.
+        return high
+    return low * (high / low) ** (below / (below - above)) if below < 0.0 and above < inf else None
 
 
 def _used(judged: Judged, limit: Limit, rule: Rule) -> float:

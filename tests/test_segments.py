@@ -1,0 +1,45 @@
+"""Segments of graphs are kept by the ids of graphs: of one that is gone nothing may be left to another."""
+
+import pytest
+
+from simcore.ops import op as ops
+from simcore.ops.op import Floor, Graph, Op, Price
+from simcore.sim.segments import Cuts
+
+
+def price(op: Op) -> Price:
+    seconds = 1.0 if op.ranks > 1 else op["tokens"] * 1e-6
+    return Price(seconds, seconds, seconds, "measured", "a table")
+
+
+def roofline(op: Op) -> Floor:
+    del op
+    return Floor(0.0, 0.0, 0.0)
+
+
+@pytest.mark.parametrize("local", [False, True])
+def test_a_graph_that_is_gone_leaves_its_segments_to_no_other(local: bool) -> None:
+    """A new graph often gets the id of the last one, and its ops those of the last one's."""
+    shared = Cuts(price, roofline)
+    cuts = Cuts(price, roofline, shared) if local else shared
+    for tokens in range(1, 200):
+        graph = Graph("step", (ops.norm("norm", tokens=tokens, hidden=8, dtype="bf16"),))
+        (segment,) = cuts.of(graph, {})
+        assert segment.seconds == pytest.approx(tokens * 1e-6)
+        del graph, segment
+
+
+def test_a_graph_that_crosses_a_link_is_no_other_that_does_not() -> None:
+    """Whether a graph crosses a link is kept too."""
+    cuts = Cuts(price, roofline, Cuts(price, roofline))
+    for tokens in range(1, 200):
+        crosses = tokens % 2 == 0
+        reduce = ops.all_reduce("sum", elements=8, ranks=2, axis="tensor", dtype="bf16")
+        alone = ops.norm("norm", tokens=tokens, hidden=8, dtype="bf16")
+        graph = Graph("step", (reduce if crosses else alone,))
+        (segment,) = cuts.of(graph, {})
+        assert (segment.collective, segment.seconds) == (
+            crosses,
+            pytest.approx(1.0 if crosses else tokens * 1e-6),
+        )
+        del graph, segment, reduce, alone
