@@ -177,6 +177,7 @@ def plan(
     """Answer a question by search: how many devices, up to which rate, at what cost, by which strategy."""
     begun_s = time.perf_counter()
     # Only plans need them, and they take a tenth of a second.
+    from simcore.planning import commands  # noqa: PLC0415
     from simcore.planning.plan import run as planned  # noqa: PLC0415
     from simcore.planning.whatif import load_plan  # noqa: PLC0415
 
@@ -199,7 +200,9 @@ def plan(
     else:
         held = {limit.metric: limit.value for limit in asked.limits}
         said = (found.warnings, found.notes)
-        terminal.show_plan(found.answer, found.lines, held, said, target, quiet=quiet)
+        energy = "lowest_energy" in found.summary()["objectives"]
+        how = commands.lines(found.how)
+        terminal.show_plan(found.answer, found.lines, held, said, target, how, energy=energy, quiet=quiet)
     terminal.note(found.effort())
     terminal.note(f"{time.perf_counter() - begun_s:.1f} s")
 

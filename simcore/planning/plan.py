@@ -11,9 +11,10 @@ from typing import Any
 
 from simcore import compiled
 from simcore.assembly import versions
-from simcore.planning.answer import answer, cost_per_million
+from simcore.planning.answer import answer, cost_per_million, devices
+from simcore.planning.commands import how_to_run
 from simcore.planning.points import Benches
-from simcore.planning.questions import DEVICES, Found, Tried, ask, objectives
+from simcore.planning.questions import DEVICES, Found, Tried, ask, joules_per_token, objectives
 from simcore.planning.runs import Runner
 from simcore.planning.store import Store
 from simcore.planning.verdict import interval
@@ -35,7 +36,8 @@ MOST_REASONS = 3
 @dataclass
 class Plan:
     """An answered plan. `lines`: a row for each judged point; `simulated`, `known`: runs that were made, and
-    that were known from before; `requests`: simulated ones."""
+    that were known from before; `requests`: simulated ones; `how`: how engines run the best points, each way
+    once."""
 
     asked: Asked
     answer: str
@@ -47,6 +49,7 @@ class Plan:
     requests: int
     shares: dict[str, float]
     origins: list[dict[str, Any]]
+    how: list[dict[str, Any]]
     found: Found = field(repr=False, default_factory=Found)
 
     def effort(self) -> str:
@@ -67,6 +70,7 @@ class Plan:
             "limits": [asdict(limit) for limit in self.asked.limits],
             "objectives": [name for name, _ in objectives(self.asked)],
             "price_shares": self.shares,
+            "how_to_run": self.how,
         }
 
     def provenance(self, command: str, wall_s: float) -> dict[str, Any]:
@@ -118,8 +122,19 @@ def run(asked: Asked, *, jobs: int, progress: Callable[[str, int, int], None]) -
         requests=runner.requests,
         shares=shares,
         origins=benches.origins,
+        how=_how(found),
         found=found,
     )
+
+
+def _how(found: Found) -> list[dict[str, Any]]:
+    """Returns how to run each of the best points; those that run alike once."""
+    told: dict[str, dict[str, Any]] = {}
+    for one in found.winners:
+        if one is not None:
+            how = how_to_run(one.point)
+            told.setdefault(repr((one.point.device, how)), {"point": devices(one), **how})
+    return list(told.values())
 
 
 def _faults(found: Found) -> list[str]:
@@ -168,6 +183,7 @@ def _line(asked: Asked, one: Tried, found: Found) -> dict[str, Any]:
         "why": judged.why,
         "cost_per_hour": one.cost_per_hour,
         "cost_per_million_output_tokens": cost_per_million(one),
+        "joules_per_output_token": joules_per_token(one),
     }
     for name in dict.fromkeys([*(limit.metric for limit in asked.limits), *SHOWN]):
         values = judged.values(name)

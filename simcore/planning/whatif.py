@@ -27,7 +27,7 @@ from simcore.scenario import set_field
 
 Question = Literal["devices", "rate", "cost", "strategy", "grid"]
 QUESTIONS: tuple[str, ...] = get_args(Question)
-Objective = Literal["fewest_devices", "lowest_cost", "highest_rate", "lowest_latency"]
+Objective = Literal["fewest_devices", "lowest_cost", "highest_rate", "lowest_latency", "lowest_energy"]
 RATES_OF = tuple(f"workload.arrivals.{name}" for name in ("rate_per_s", "interval_s", "rate_scale"))
 # Near the highest rate a percentile varies most: with 30 runs some 4 % below it would stay unsure.
 REPLICAS, RATE_REPLICAS = 30, 100
