@@ -116,7 +116,8 @@ def how_to_run(point: Point) -> dict[str, Any]:
     if servers > 1:
         devices = "a device of its own" if ranks == 1 else f"{ranks} devices of its own"
         shape["placed"] = (
-            f"on each of {servers:,} servers, with {devices}; server1 to server{servers} stand for their addresses"
+            f"on each of {servers:,} servers, with {devices};"
+            f" server1 to server{servers} stand for their addresses"
         )
     return {**shape, "why_not": "", "commands": [asdict(one) for one in found]}
 
@@ -288,7 +289,8 @@ def lines(how: Sequence[Mapping[str, Any]]) -> list[str]:
     way, commands = how[0], how[0]["commands"]
     told = [f"How to run {way['point']}:", *([f"  {way['why_not']}"] if way["why_not"] else [])]
     told += [f"  {each['title']}: {each['command'] or each['why_not']}" for each in commands]
-    told += [f"  {text}" for text in [way["placed"], *(f"router: {router}" for router in routers(commands))]]
+    around = [way["placed"], *(f"router: {router}" for router in routers(commands))]
+    told += [f"  {text}" for text in around if text]
     told += [f"  note: {each['title']}: {note}" for each in commands for note in each["notes"]]
     return [*told, *([f"  {len(how) - 1} more ways in the report"] if len(how) > 1 else []), ""]
 
