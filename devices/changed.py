@@ -14,7 +14,7 @@ from dataclasses import asdict
 from math import prod
 from typing import Any, cast
 
-from simcore.devices.spec import SOURCED, DeviceSpec
+from simcore.devices.spec import POWER, SOURCED, DeviceSpec
 from simcore.input.files import InputError, unknown_name, validated
 
 # The new value or a factor for each figure.
@@ -45,8 +45,9 @@ def changed(base: DeviceSpec, change: Change, name: str) -> DeviceSpec:
     sources = dict(document["sources"])
     for path, value in change.items():
         figure = path.partition(".")[0]
-        if figure in SOURCED:
-            sources[figure] = f"{sources[figure]}; changed: {change_text({path: value})}"
+        if figure in (*SOURCED, POWER):
+            before = f"{sources[figure]}; " if figure in sources else ""
+            sources[figure] = f"{before}changed: {change_text({path: value})}"
     document["sources"] = sources
     return validated(DeviceSpec, document, "change")
 
@@ -63,6 +64,8 @@ def _put(place: dict[str, Any], path: str, value: float | Mapping[str, float], w
         _put(here, rest, value, whole)
     elif isinstance(here, dict):
         _put_all(here, value, whole)
+    elif here is None and first == POWER and not isinstance(value, Mapping):
+        place[first] = float(value)
     elif isinstance(here, bool) or not isinstance(here, int | float):
         raise InputError(f"change: {whole}: is no figure that a number can stand for")
     else:

@@ -19,13 +19,15 @@ OPTIONAL_IN_LINK = (
 )  # fmt: skip
 ASSUMED = "assumed: "
 NO_SOURCE = "given by the file, no source"
-# Words and choices, not figures: they need no source.
+# Words and choices, which need no source, and what is unknown if it is not given.
 PLAIN: Mapping[str, Any] = {
     "vendor": "",
     "description": "",
     "links": {},
     "default_profile": None,
     "sibling": None,
+    # Another device's power says nothing of this one's.
+    "board_power_w": None,
 }
 # Figures with a source field of their own.
 EFFICIENCIES = ("hbm_efficiency", "flops_efficiency")

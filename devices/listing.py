@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from simcore.devices.completed import ASSUMED
 from simcore.devices.profile import PROFILES, profile_names
-from simcore.devices.spec import DeviceSpec, Link
+from simcore.devices.spec import POWER, DeviceSpec, Link
 from simcore.input.files import InputError, read_yaml
 
 WIDTH = 80
@@ -18,15 +18,16 @@ WORDS = ("name", "vendor", "description", "default_link", "default_profile", "li
 
 
 def lines(specs: Sequence[DeviceSpec]) -> Iterator[str]:
-    """Yields a table of devices: memory, its bandwidth, dense peaks, and the default source of prices."""
-    yield f"{'device':<15}{'memory':>8}{'bandwidth':>11}{'bf16':>9}{'fp8':>9}  prices"
-    yield f"{'':<15}{'GB':>8}{'TB/s':>11}{'TFLOP/s':>9}{'TFLOP/s':>9}"
+    """Yields a table of devices: memory, its bandwidth, dense peaks, power, and the default source of
+    prices."""
+    yield f"{'device':<14}{'memory':>7}{'bandwidth':>10}{'bf16':>8}{'fp8':>8}{'TDP':>5}  prices"
+    yield f"{'':<14}{'GB':>7}{'TB/s':>10}{'TFLOP/s':>8}{'TFLOP/s':>8}{'W':>5}"
     for spec in specs:
-        fp8 = spec.flops_per_s.get("fp8")
+        fp8, power_w = spec.flops_per_s.get("fp8"), spec.board_power_w
         yield (
-            f"{spec.name:<15}{spec.memory_bytes / 1e9:>8.4g}{spec.hbm_bytes_per_s / 1e12:>11.3g}"
-            f"{spec.flops_per_s['bf16'] / 1e12:>9.4g}{f'{fp8 / 1e12:.4g}' if fp8 else '-':>9}"
-            f"  {_prices(spec)}"
+            f"{spec.name:<14}{spec.memory_bytes / 1e9:>7.4g}{spec.hbm_bytes_per_s / 1e12:>10.3g}"
+            f"{spec.flops_per_s['bf16'] / 1e12:>8.4g}{f'{fp8 / 1e12:.4g}' if fp8 else '-':>8}"
+            f"{f'{power_w:.4g}' if power_w else '-':>5}  {_prices(spec)}"
         )
 
 
@@ -61,6 +62,7 @@ def described(spec: DeviceSpec) -> Iterator[str]:
     for field in fields(cast(Any, spec)):
         if field.name not in WORDS:
             value = getattr(spec, field.name)
+            value = UNKNOWN if field.name == POWER and value is None else value
             own = getattr(value, "source", None)
             yield from _figure(field.name, _shown(value), own or spec.sources.get(field.name, ""))
     for name, link in spec.links.items():

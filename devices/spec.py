@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, TypeAdapter
 from pydantic.dataclasses import dataclass
@@ -40,6 +40,8 @@ CATALOG = Path(__file__).resolve().parent / "catalog"
 # The device whose measured figures replace figures that a user's file leaves out.
 REFERENCE = "h200-sxm"
 
+# Watts of one device.
+Power = Annotated[float, Field(ge=0.1, le=1e5)]
 Topology = Literal["ring", "all_to_all"]
 Algorithm = Literal["ring", "one_shot", "tree"]
 TensorParallelStyle = Literal["all_reduce", "scatter_gather", "fused_gather"]
@@ -55,6 +57,8 @@ SOURCED = (
     "kernel_s",
     "tensor_parallel",
 )
+# A figure that may be unknown, and needs an entry in `sources` if it is not.
+POWER = "board_power_w"
 
 
 def check_return(overheads: Mapping[str, float]) -> None:
@@ -152,6 +156,9 @@ class DeviceSpec:
     sibling: Name | None = Field(
         None, description="device of the catalogue whose measured op times are carried over; by default none"
     )
+    board_power_w: Power | None = Field(
+        None, description="most that one device takes, TDP by the datasheet, W; by default unknown"
+    )
 
     def __post_init__(self) -> None:
         for dtype in self.flops_per_s:
@@ -170,7 +177,7 @@ class DeviceSpec:
         for ranks in self.tensor_parallel:
             if ranks != "default" and not ranks.isdecimal():
                 raise InputError(f"tensor_parallel: {ranks!r} is neither a number of ranks nor 'default'")
-        for figure in SOURCED:
+        for figure in SOURCED if self.board_power_w is None else (*SOURCED, POWER):
             if figure not in self.sources:
                 raise InputError(f"missing key 'sources.{figure}'")
 

@@ -519,6 +519,8 @@ def _hardware(
         repeats=place.repeats,
         processors=spec.processors,
         jobs=place.jobs,
+        vendor=spec.vendor,
+        board_power_w=spec.board_power_w,
     )
 
 

@@ -180,6 +180,7 @@ def plan(
     """Answer a question by search: how many devices, up to which rate, at what cost, by which strategy."""
     begun_s = time.perf_counter()
     # Only plans need them, and they take a tenth of a second.
+    from simcore.planning import commands  # noqa: PLC0415
     from simcore.planning.plan import run as planned  # noqa: PLC0415
     from simcore.planning.whatif import BREAK_EVEN, load_plan  # noqa: PLC0415
 
@@ -203,9 +204,13 @@ def plan(
     else:
         held = {limit.metric: limit.value for limit in asked.limits}
         said = (found.warnings, found.notes)
-        of_leads = asked.question == BREAK_EVEN
-        table = terminal.leads(found.leads) if of_leads else terminal.judged(found.lines, held)
-        terminal.show_plan(found.answer, table, len(found.lines), said, target, quiet=quiet)
+        if asked.question == BREAK_EVEN:
+            table = terminal.leads(found.leads)
+        else:
+            energy = "lowest_energy" in found.summary()["objectives"]
+            table = terminal.judged(found.lines, held, energy=energy)
+        how = commands.lines(found.how)
+        terminal.show_plan(found.answer, table, len(found.lines), said, target, how, quiet=quiet)
     terminal.note(found.effort())
     terminal.note(f"{time.perf_counter() - begun_s:.1f} s")
 

@@ -121,15 +121,19 @@ def show(
         return
     for table, keys in (TABLES[study](outcome), *([_errors(comparison)] if comparison else [])):
         _print_table(table, keys)
-    _print_answer(outcome.answer, outcome.warnings, (), target)
+    _print_answer(outcome.answer, outcome.warnings, ())
+    _print_target(target)
 
 
-def _print_answer(answer: str, warnings: Sequence[str], notes: Sequence[str], target: Path) -> None:
+def _print_answer(answer: str, warnings: Sequence[str], notes: Sequence[str]) -> None:
     for warning in warnings:
         _print_words(f"[yellow]warning:[/yellow] {escape(warning)}")
     for text in notes:
         _print_words(escape(text))
     _print_words(f"\n[bold]{escape(answer)}[/bold]\n")
+
+
+def _print_target(target: Path) -> None:
     _console().print(f"report: {escape(str(target / 'report.html'))}", soft_wrap=True)
 
 
@@ -145,11 +149,13 @@ def show_plan(
     points: int,
     messages: tuple[Sequence[str], Sequence[str]],
     target: Path,
+    how: Sequence[str] = (),
     *,
     quiet: bool,
 ) -> None:
-    """Prints a plan: its table, warnings and notes, the answer, and last the path of the report. `points`:
-    how many there are; `messages`: warnings and notes; `quiet`: only the answer, these on stderr."""
+    """Prints a plan: its table, warnings and notes, the answer, how to run it, and last the path of the
+    report. `points`: how many there are; `messages`: warnings and notes; `how`: lines with commands; `quiet`:
+    only the answer, these on stderr."""
     warnings, notes = messages
     if quiet:
         for text in (*(f"warning: {each}" for each in warnings), *notes):
@@ -160,7 +166,11 @@ def show_plan(
         _print_table(*table)
     if (more := points - MOST_LINES) > 0:
         _print_words(f"and {more:,} more points: points.csv")
-    _print_answer(answer, warnings, notes, target)
+    _print_answer(answer, warnings, notes)
+    # A command is copied: it may not be cut into lines.
+    for text in how:
+        _console().print(escape(text), soft_wrap=True, highlight=False)
+    _print_target(target)
 
 
 VERDICTS = {"holds": "[green]holds[/green]", "fails": "[red]fails[/red]", "unsure": "[yellow]unsure[/yellow]"}
@@ -183,9 +193,9 @@ def leads(found: Sequence[Mapping[str, Any]]) -> Keyed:
     return table, len(names)
 
 
-def judged(lines: Sequence[Mapping[str, Any]], limits: Mapping[str, float]) -> Keyed:
+def judged(lines: Sequence[Mapping[str, Any]], limits: Mapping[str, float], *, energy: bool = False) -> Keyed:
     """Returns the table of the judged points of a plan: those that answer first, then the others in their
-    order. `limits`: the metrics with a limit."""
+    order. `limits`: the metrics with a limit; `energy`: whether energy is an objective."""
     elsewhere = ("vary.devices", "vary.device", *(name for name in lines[0] if name.endswith("rate_per_s")))
     varied = [name for name in lines[0] if name.startswith("vary.") and name not in elsewhere]
     rates = len({line["rate_per_s"] for line in lines}) > 1
@@ -196,7 +206,7 @@ def judged(lines: Sequence[Mapping[str, Any]], limits: Mapping[str, float]) -> K
     names.append("verdict")
     names += [name.removeprefix("vary.").rpartition(".")[2] for name in varied]
     names += [f"{_short(name)} ({_plain_value(name, limits[name])})" for name in limits]
-    names += [*(["cost/h"] if prices else []), "runs"]
+    names += [*(["cost/h"] if prices else []), *(["J/token at most"] if energy else []), "runs"]
     table = _empty("points", names, words=("way of running", "device", "verdict"))
     ordered = sorted(lines, key=lambda line: not line["best"])
     for line in ordered[:MOST_LINES]:
@@ -207,6 +217,9 @@ def judged(lines: Sequence[Mapping[str, Any]], limits: Mapping[str, float]) -> K
         cells += [escape(plain(line[name], 20)) for name in varied]
         cells += ["-" if line[name] is None else _plain_value(name, line[name]) for name in limits]
         cells += [f"{line['cost_per_hour'] or 0.0:.4g}"] if prices else []
+        if energy:
+            joules = line["joules_per_output_token"]
+            cells.append("-" if joules is None else f"{joules:.3g}")
         cells.append(f"{line['replicas']}")
         table.add_row(*cells)
     return table, keys

@@ -341,7 +341,7 @@ PLANS: Sequence[dict[str, Any]] = (
     {
         "vary": {"workload.arrivals.rate_per_s": {"log": [1, 64], "points": 2}, "devices": [1, 2]},
         "constraints": {"slo_attainment": 0.9, "goodput_per_s": 1.0},
-        "objective": ["fewest_devices", "highest_rate", "lowest_latency"],
+        "objective": ["fewest_devices", "highest_rate", "lowest_latency", "lowest_energy"],
     },
     {
         "vary": {"workload.arrivals.rate_per_s": {"range": [1.0, 64.0], "points": 2}},

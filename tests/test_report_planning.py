@@ -181,6 +181,8 @@ def test_missing_files_and_columns_are_left_out(tmp_path: Path) -> None:
         ("summary.json", '{"limits": [{"metric": "m"}]}', "has no metric, value and at_most"),
         ("summary.json", '{"limits": [{"metric": "m", "value": "x", "at_most": true}]}', "is no number"),
         ("summary.json", '{"certainty": "high"}', "certainty 'high' is no number"),
+        ("summary.json", '{"how_to_run": {}}', "how_to_run is no list"),
+        ("summary.json", '{"how_to_run": ["vllm serve"]}', "how_to_run: 'vllm serve' has not point"),
         ("plan.yaml", "- a\n", "holds no mapping"),
         ("provenance.json", "{", "Expecting property name"),
     ],
@@ -194,6 +196,39 @@ def test_garbage_is_refused_in_one_line(name: str, content: str, says: str, tmp_
     assert told.startswith(f"{tmp_path / name}: ")
     assert "\n" not in told
     assert not (tmp_path / "report.html").exists()
+
+
+def way(point: str, command: str | None, router: str = "") -> dict[str, Any]:
+    """How to run a point, as summary.json has it."""
+    one = {"engine": "e-1", "title": "E 1", "command": command, "why_not": "" if command else "no such order"}
+    placed = "on each of 2 servers" if router else ""
+    return {
+        **{"point": point, "servers": 2, "ranks": 1, "placed": placed, "why_not": ""},
+        "commands": [{**one, "router": router, "notes": ["one step ahead"] if command else []}],
+    }
+
+
+def test_commands_stand_whole_on_the_page_with_what_they_do_not_say(tmp_path: Path) -> None:
+    how = [way("two", "serve m --a '<x>' && b", "nginx -s reload"), way("four", None)]
+    page = page_of(written(tmp_path, "devices", searched(), how_to_run=how))
+    own = page[page.index('<section id="how">') : page.index('<section id="holds">')]
+    assert re.findall(r"<pre[^>]*>(.*?)</pre>", own) == [
+        "serve m --a &#39;&lt;x&gt;&#39; &amp;&amp; b",
+        "nginx -s reload",
+    ]
+    assert "E 1, two, on each of 2 servers" in own
+    assert "No such order." in own
+    assert "E 1: one step ahead." in own
+    assert "How to run" not in page_of(written(tmp_path, "devices", searched()))
+
+
+def test_energy_is_said_to_be_an_upper_bound_wherever_it_stands(tmp_path: Path) -> None:
+    rows = [point("a", n, 8.0, best=n == 2, joules_per_output_token=4.5 * n) for n in (2, 4)]
+    page = page_of(written(tmp_path, "grid", rows, objectives=["fewest_devices", "lowest_energy"]))
+    layout = plots_of(page)["trade-off"]["0"]["layout"]
+    assert layout["yaxis"]["title"]["text"].startswith("energy per output token, at most (J")
+    assert ">J per output token, at most</th>" in page
+    assert "at most 9 J a token" in page
 
 
 def test_labels_are_text_and_no_html(tmp_path: Path) -> None:

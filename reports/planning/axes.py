@@ -38,6 +38,11 @@ LOAD = (
     Axis("output_tokens", "mean output (tokens)", lambda v: f"{recorded(v)}\u00a0output tokens"),
 )
 COST = Axis("cost_per_hour", "cost an hour", lambda v: f"{recorded(v)} an hour")
+ENERGY = Axis(
+    "joules_per_output_token",
+    "energy per output token, at most (J)",
+    lambda v: f"at most {recorded(v)} J a token",
+)
 # Question -> the axis along which it is searched; of a grid the one that comes first if it varies.
 SEARCHED = {"devices": DEVICES, "cost": DEVICES, "rate": RATE, "strategy": RATE, "grid": RATE}
 

@@ -25,7 +25,7 @@ NEEDED = ("label", "verdict")
 TEXT = ("device", "label", "strategy", "verdict", "why", "place")
 NUMBERS = (
     "devices", "servers", "rate_per_s", "requests", "prompt_tokens", "output_tokens", "best", "replicas",
-    "cost_per_hour", "cost_per_million_output_tokens",
+    "cost_per_hour", "cost_per_million_output_tokens", "joules_per_output_token",
 )  # fmt: skip
 # Latencies that an objective may mean, and their intervals' ends; a limit's metric comes before them.
 LATENCIES = ("e2e_mean_s", "e2e_p50_s")
@@ -35,7 +35,12 @@ VARIED = "vary."
 VERDICTS = ("holds", "unsure", "fails")
 SUMMARY_TYPES: Mapping[str, type] = {
     "question": str, "limits": list, "objectives": list, "sensitivity": list, "break_even": list,
-    "metric": str, "over": str, "field": str,
+    "metric": str, "over": str, "field": str, "how_to_run": list,
+}  # fmt: skip
+# A way of running the best points, and the command of an engine.
+WAY_TYPES: Mapping[str, type] = {"point": str, "placed": str, "why_not": str, "commands": list}
+COMMAND_TYPES: Mapping[str, Any] = {
+    "title": str, "command": str | None, "why_not": str, "router": str, "notes": list,
 }  # fmt: skip
 
 
@@ -71,6 +76,11 @@ class Planned:
         return [str(each) for each in self.summary.get("objectives") or ()]
 
     @property
+    def how_to_run(self) -> list[dict[str, Any]]:
+        """How engines run the best points, as summary.json has it."""
+        return list(self.summary.get("how_to_run") or ())
+
+    @property
     def certainty(self) -> float | None:
         """How sure the verdicts are, if the summary says so."""
         return self.summary.get("certainty")
@@ -103,7 +113,17 @@ def _summary(content: str) -> tuple[dict[str, Any], tuple[Limit, ...]]:
     certainty = summary.get("certainty")
     if certainty is not None and (isinstance(certainty, bool) or not known(certainty)):
         raise ValueError(f"certainty {str(certainty)[:40]!r} is no number")
+    for way in summary.get("how_to_run") or ():
+        _check(way, WAY_TYPES)
+        for command in way["commands"]:
+            _check(command, COMMAND_TYPES)
     return summary, tuple(_limit(given) for given in summary.get("limits") or ())
+
+
+def _check(given: Any, types: Mapping[str, Any]) -> None:
+    fitting = isinstance(given, dict) and all(isinstance(given.get(key, ()), types[key]) for key in types)
+    if not fitting:
+        raise ValueError(f"how_to_run: {str(given)[:60]!r} has not {', '.join(types)}")
 
 
 def _limit(given: Any) -> Limit:

@@ -17,6 +17,7 @@ from simcore.reports.planning import figures, leads
 from simcore.reports.planning.axes import (
     COST,
     DEVICES,
+    ENERGY,
     LOAD,
     RATE,
     Axis,
@@ -77,13 +78,16 @@ class Shown:
         cost that is no objective comes last."""
         latencies = [each.limit.metric for each in self.limited if each.limit.metric.endswith("_s")]
         known_ones = [name for name in (*latencies, *LATENCIES) if self.plan.points[name].notna().any()]
-        axes = {"highest_rate": RATE, "fewest_devices": DEVICES, "lowest_cost": COST}
+        axes = {
+            **{"highest_rate": RATE, "fewest_devices": DEVICES},
+            **{"lowest_cost": COST, "lowest_energy": ENERGY},
+        }
         if known_ones:
             scale = scale_of(known_ones[0], float(self.plan.points[known_ones[0]].max()))
             axes["lowest_latency"] = Axis(
                 known_ones[0], scale.name, lambda v: f"{scale.name} {scale.text(v)}"
             )
-        order = ["highest_rate", "lowest_latency", "fewest_devices", "lowest_cost"]
+        order = ["highest_rate", "lowest_latency", "fewest_devices", "lowest_cost", "lowest_energy"]
         wanted = [name for name in order if name in self.plan.objectives]
         if self.priced and len(wanted) < 2:
             wanted = ["highest_rate" if self.varies(RATE) else "lowest_latency", "lowest_cost"]
@@ -113,7 +117,7 @@ def sections(plan: Planned) -> list[Section]:
     if plan.question == leads.QUESTION:
         return [*leads.leads(plan), *_asked(plan)]
     return [
-        *(*_holds(of), *_against(of), *_trade_off(of), *sensitivity(plan)),
+        *(*_how_to_run(plan), *_holds(of), *_against(of), *_trade_off(of), *sensitivity(plan)),
         *(*_points(of), *_prices(plan), *_asked(plan)),
     ]
 
@@ -123,6 +127,34 @@ def _about(plan: Planned) -> str:
     model = str(base.get("model") or "") if isinstance(base, dict) else ""
     devices = listed([name for name in dict.fromkeys(plan.points["device"]) if name], 3)
     return " · ".join(part for part in (ABOUT.get(plan.question, "plan"), devices, model) if part)
+
+
+# -- how to run it ---------------------------------------------------------------------------------
+
+MOST_WAYS = 4
+
+
+def _how_to_run(plan: Planned) -> list[Section]:
+    """Shows the commands of the best points, each whole, so that it can be copied."""
+    ways = plan.how_to_run
+    details, notes = [], []
+    for way in ways[:MOST_WAYS]:
+        of = f", {way['point']}" if len(ways) > 1 else ""
+        commands = [each for each in way["commands"] if each["command"]]
+        for each in commands:
+            placed = f", {way['placed']}" if way["placed"] else ""
+            details.append(Details(f"{each['title']}{of}{placed}", text=each["command"], opened=True))
+        for router in dict.fromkeys(each["router"] for each in commands if each["router"]):
+            details.append(Details(f"Router in front of the servers{of}", text=router, opened=True))
+        why = [way["why_not"], *(each["why_not"] for each in way["commands"])]
+        notes += [f"{text[0].upper()}{text[1:]}." for text in why if text]
+        notes += [f"{each['title']}: {note}." for each in way["commands"] for note in each["notes"]]
+    if len(ways) > MOST_WAYS:
+        notes.append(f"{len(ways) - MOST_WAYS} more ways are in summary.json.")
+    if not (details or notes):
+        return []
+    words = {"point": ways[0]["point"] if len(ways) == 1 else "the best points"}
+    return [common.section("plan", "how", words, notes=[*dict.fromkeys(notes)], details=details)]
 
 
 # -- key figures -----------------------------------------------------------------------------------
@@ -286,6 +318,7 @@ def _points(of: Shown) -> list[Section]:
         *(_limited_column(each) for each in of.limited),
         ("cost an hour", "r", common.if_known(COST.column, recorded)),
         ("per million output tokens", "r", common.if_known(PER_MILLION, recorded)),
+        ("J per output token, at most", "r", common.if_known(ENERGY.column, recorded)),
         ("why", "l", common.field("why")),
     ]
     table = common.without_empty_columns(common.tabled(rows, *columns))

@@ -3,7 +3,16 @@
 from collections.abc import Callable, Sequence
 
 from simcore.planning.limits import Limit, metric_text, value_text
-from simcore.planning.questions import DEVICES, Answered, Found, Tried, beyond
+from simcore.planning.questions import (
+    DEVICES,
+    Answered,
+    Found,
+    Tried,
+    beyond,
+    joules_per_token,
+    objectives,
+    offered_tokens_per_s,
+)
 from simcore.planning.searches import Judged
 from simcore.planning.whatif import Asked
 from simcore.studies.common import ServingAxes
@@ -115,10 +124,18 @@ def _grid(asked: Asked, found: Found) -> str:
     first = best[0]
     if len(best) == 1:
         of = f"best is {devices(first)} at {_load(first.point.case.axes)}"
-        return f"{count}{held}; {of}, with {_reached(asked.limits, first.judged)}{_sure(asked, first)}."
+        energy = _energy(asked, first)
+        reached = [] if energy and not asked.limits else [_reached(asked.limits, first.judged)]
+        return f"{count}{held}; {of}, with {' and '.join([*reached, *energy])}{_sure(asked, first)}."
     names = "; ".join(f"{devices(one)} at {_load(one.point.case.axes)}" for one in best[:MOST_TOLD])
     more = f" and {len(best) - MOST_TOLD} more" if len(best) > MOST_TOLD else ""
     return f"{count}{held}; {len(best)} of them are on the Pareto front: {names}{more}."
+
+
+def _energy(asked: Asked, one: Tried) -> list[str]:
+    joules = joules_per_token(one)
+    wanted = any(name == "lowest_energy" for name, _ in objectives(asked))
+    return [f"at most {joules:.3g} J per output token"] if wanted and joules is not None else []
 
 
 # -- parts of sentences -------------------------------------------------------------------------------------
@@ -210,10 +227,7 @@ def _prices(asked: Asked, found: Found, i: int) -> str:
 
 def cost_per_million(one: Tried) -> float | None:
     """Returns the cost of a million output tokens at the rate that comes, or None."""
-    axes = one.point.case.axes
-    measured = one.judged.mean("output_throughput_tokens_per_s")
-    offered = None if axes.rate_per_s is None else axes.rate_per_s * axes.output_tokens
-    rate = offered if axes.arriving == "requests" and offered else measured
+    rate = offered_tokens_per_s(one) or one.judged.mean("output_throughput_tokens_per_s")
     return None if one.cost_per_hour is None or not rate else one.cost_per_hour / (rate * 3600.0) * 1e6
 
 

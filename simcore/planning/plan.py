@@ -12,9 +12,10 @@ from typing import Any
 from simcore import compiled
 from simcore.assembly import versions
 from simcore.planning import break_even
-from simcore.planning.answer import answer, cost_per_million
+from simcore.planning.answer import answer, cost_per_million, devices
+from simcore.planning.commands import how_to_run
 from simcore.planning.points import Benches
-from simcore.planning.questions import DEVICES, Found, Tried, ask, objectives
+from simcore.planning.questions import DEVICES, Found, Tried, ask, joules_per_token, objectives
 from simcore.planning.runs import Runner
 from simcore.planning.sensitivity import Gain, Swing, hinges, limiting, limits_beyond, sensitivity
 from simcore.planning.store import Store
@@ -38,7 +39,8 @@ MOST_REASONS = 3
 @dataclass
 class Plan:
     """An answered plan. `lines`: a row for each judged point; `simulated`, `known`: runs that were made, and
-    that were known from before; `requests`: simulated ones."""
+    that were known from before; `requests`: simulated ones; `how`: how engines run the best points, each way
+    once."""
 
     asked: Asked
     answer: str
@@ -50,6 +52,7 @@ class Plan:
     requests: int
     shares: dict[str, float]
     origins: list[dict[str, Any]]
+    how: list[dict[str, Any]] = field(default_factory=list)
     found: Found = field(repr=False, default_factory=Found)
     swings: list[Swing] = field(default_factory=list)
     gains: list[Gain] = field(default_factory=list)
@@ -78,6 +81,7 @@ class Plan:
             **self._break_even(),
             **({"limiting": [asdict(gain) for gain in self.gains]} if self.gains else {}),
             **({"sensitivity": [asdict(swing) for swing in self.swings]} if self.swings else {}),
+            "how_to_run": self.how,
         }
 
     def _break_even(self) -> dict[str, Any]:
@@ -141,6 +145,7 @@ def run(asked: Asked, *, jobs: int, progress: Callable[[str, int, int], None]) -
         requests=runner.requests,
         shares=shares,
         origins=benches.origins,
+        how=_how(found),
         found=found,
         swings=swings,
         gains=gains,
@@ -167,6 +172,16 @@ def _break_even(asked: Asked, jobs: int, progress: Callable[[str, int, int], Non
         origins=[],
         leads=break_even.leads_of(every),
     )
+
+
+def _how(found: Found) -> list[dict[str, Any]]:
+    """Returns how to run each of the best points; those that run alike once."""
+    told: dict[str, dict[str, Any]] = {}
+    for one in found.winners:
+        if one is not None:
+            how = how_to_run(one.point)
+            told.setdefault(repr((one.point.device, how)), {"point": devices(one), **how})
+    return list(told.values())
 
 
 def _faults(found: Found) -> list[str]:
@@ -215,6 +230,7 @@ def _line(asked: Asked, one: Tried, found: Found) -> dict[str, Any]:
         "why": judged.why,
         "cost_per_hour": one.cost_per_hour,
         "cost_per_million_output_tokens": cost_per_million(one),
+        "joules_per_output_token": joules_per_token(one),
     }
     for name in dict.fromkeys([*(limit.metric for limit in asked.limits), *SHOWN]):
         values = judged.values(name)

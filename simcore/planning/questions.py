@@ -114,6 +114,24 @@ def price_of(asked: Asked, point: Point) -> float | None:
     return None if each is None else each * point.case.axes.devices
 
 
+def offered_tokens_per_s(one: Tried) -> float | None:
+    """Returns the output tokens that are asked for in a second, or None where the load does not say it."""
+    axes = one.point.case.axes
+    return axes.rate_per_s * axes.output_tokens if axes.rate_per_s and axes.arriving == "requests" else None
+
+
+def joules_per_token(one: Tried) -> float | None:
+    """Returns an upper bound of what the devices of a point take for an output token, J: board power *
+    devices * time / tokens. Hosts and cooling are not in it. None where a device's power is unknown.
+
+    Where a point holds, what is asked for comes out; else the tokens that were measured count.
+    """
+    power_w = one.point.bench.hardware.board_power_w
+    measured = one.judged.mean("output_throughput_tokens_per_s")
+    rate = (offered_tokens_per_s(one) if one.judged.holds else None) or measured
+    return None if power_w is None or not rate else power_w * one.point.case.axes.devices / rate
+
+
 def _tried(asked: Asked, alternative: Alternative, judged: Judged, value: float | None) -> Tried:
     return Tried(alternative, judged, value, price_of(asked, judged.point))
 
@@ -354,6 +372,11 @@ def _check_objectives(asked: Asked, every: Sequence[Alternative]) -> None:
     names = [name for name, _ in objectives(asked)]
     if "lowest_cost" in names:
         _check_prices(asked, every)
+    if "lowest_energy" in names:
+        for point in (one.point for one in every):
+            if point.bench.hardware.board_power_w is None:
+                needed = f"{point.device}'s board_power_w, W, which its device file does not give"
+                raise InputError(f"{asked.where}: objective: lowest_energy needs {needed}")
     if "highest_rate" in names and any(one.point.case.axes.rate_per_s is None for one in every):
         raise InputError(f"{asked.where}: objective: is highest_rate, and a closed loop has no rate")
 
@@ -376,6 +399,7 @@ def objectives(asked: Asked) -> list[Objective]:
         "lowest_cost": lambda one: one.cost_per_hour,
         "highest_rate": rate,
         "lowest_latency": lambda one: one.judged.mean(latency),
+        "lowest_energy": joules_per_token,
     }
     names = [given] if isinstance(given, str) else list(given)
     return [(name, known[name]) for name in names]

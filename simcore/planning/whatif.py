@@ -28,7 +28,8 @@ from simcore.studies.columns import METRICS
 
 Question = Literal["devices", "rate", "cost", "strategy", "grid", "break_even"]
 QUESTIONS: tuple[str, ...] = get_args(Question)
-Objective = Literal["fewest_devices", "lowest_cost", "highest_rate", "lowest_latency"]
+Objective = Literal["fewest_devices", "lowest_cost", "highest_rate", "lowest_latency", "lowest_energy"]
+OBJECTIVES: tuple[str, ...] = get_args(Objective)
 RATES_OF = tuple(f"workload.arrivals.{name}" for name in ("rate_per_s", "interval_s", "rate_scale"))
 # Near the highest rate a percentile varies most: with 30 runs some 4 % below it would stay unsure.
 REPLICAS, RATE_REPLICAS = 30, 100
@@ -126,6 +127,14 @@ def _values(value: Any) -> Any:
 Values = Annotated[Any, BeforeValidator(_values)]
 
 
+def _objectives(value: Any) -> Any:
+    """Returns an objective, or a list of them, as it is. Raises ValueError if one is unknown."""
+    for one in value if isinstance(value, list) and value else [value]:
+        if one not in OBJECTIVES:
+            raise ValueError(f"is {shown(one)}; {', '.join(OBJECTIVES)} or a list of them is needed")
+    return value
+
+
 class Whatif(Strict):
     """A plan: `simcore plan FILE.yaml`."""
 
@@ -161,7 +170,7 @@ class Whatif(Strict):
         {}, description="limits of metrics by name, such as ttft_p99_s: 0.5; by default the SLO at p99"
     )
     slo: str | None = Field(None, description="limits by name (`simcore slos`), in place of constraints")
-    objective: Annotated[list[Objective], Field(min_length=1)] | Objective = Field(
+    objective: Annotated[list[Objective] | Objective, BeforeValidator(_objectives)] = Field(
         "fewest_devices",
         description="of a grid: what is best of the points that hold; several: Pareto front",
     )

@@ -29,6 +29,7 @@ class Hardware:
     `start`: starts programs there; `repeats`: runs per case, of which the median counts (times on a real
     machine vary: `measured`). `hbm_bytes_per_s`: the datasheet's. `processors`: units that run the blocks of
     a kernel. `jobs`: the most processes that simulate. `kept`: the store of graph prices for other runs.
+    `vendor`: who makes it, empty if unknown; `board_power_w`: most that one takes, W, None if unknown.
     """
 
     name: str
@@ -53,6 +54,8 @@ class Hardware:
     processors: int = 0
     jobs: int = 1
     kept: KeptPrices | None = None
+    vendor: str = ""
+    board_power_w: float | None = None
 
     @property
     def measured(self) -> bool:
