@@ -1,4 +1,5 @@
-# check: what a change should pass before anything else, in some minutes; test: all tests, as README's command.
+# check: what a change should pass before anything else, in some minutes; test: all tests, also those of many cases
+# alike that pytest leaves out by itself (thorough).
 # Each target runs with the tools of the active environment.
 PYTHON ?= python
 
@@ -23,10 +24,10 @@ imports:
 	lint-imports
 
 usual-tests:
-	+$(PYTHON) -m pytest -n auto -m "not thorough"
+	+$(PYTHON) -m pytest -n auto
 
 test:
-	$(PYTHON) -m pytest -n auto
+	$(PYTHON) -m pytest -n auto -m "thorough or not thorough"
 
 # Needs a CUDA GPU, as bench-kernels does. Each process takes some GB of its memory.
 test-gpu:

@@ -54,9 +54,12 @@ def first_sentence(text: str | None) -> str:
 
 
 def copied(name: str) -> str:
-    """A scenario's text as a start for one's own, with a line by which editors find the schema and can
-    complete and check the file. Raises InputError if there is no such scenario."""
+    """A scenario's text as a start for one's own, with a line (except in a plan) by which editors find the
+    schema and can complete and check the file. Raises InputError if there is no such scenario."""
     path = path_of(name)
     if path is None:
         raise InputError(f"{plain(name)}: no such scenario{nearest(name, names())}")
-    return f"# yaml-language-server: $schema={SCHEMA}\n{path.read_text(encoding='utf-8')}"
+    text = path.read_text(encoding="utf-8")
+    # The schema is that of scenarios, not of plans.
+    is_plan = re.search(r"^base:", text, re.MULTILINE) is not None
+    return text if is_plan else f"# yaml-language-server: $schema={SCHEMA}\n{text}"
