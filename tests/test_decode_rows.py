@@ -11,6 +11,7 @@ from typing import Any, cast
 import pytest
 from scipy.stats import t as students_t
 
+import simcore
 from simcore.assembly import assemble
 from simcore.input.files import InputError
 from simcore.machine.metrics import attention_s, outside_layers_s, tokens
@@ -231,3 +232,20 @@ def test_what_rounding_leaves_of_two_sums_is_no_gain(
     rows = decode_study._speculation_rows(bench, cast(Case, Overlapped()))
     (row,) = (row for row in rows if row.metric == "overlap_gain_s")
     assert row.value == (gain_s if gain_s == 0.0 else pytest.approx(gain_s, rel=1e-6))
+
+
+@pytest.mark.parametrize("extra_s", [2e-6, -2e-6])
+def test_a_speculative_kernel_priced_below_the_plain_one_has_no_extra_time(
+    extra_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decode_study, "_verification_s", lambda bench, case: extra_s)
+    strategy = {"kind": "alspec", "ranks": 1, "hits": {"kind": "rate", "value": 0.5}}
+    rows = simcore.run(
+        {
+            "name": "one", "study": "decode", "device": "h200-sxm", "profile": "none", "model": "tiny-llama",
+            "context_tokens": 64, "strategies": [strategy],
+        }
+    ).rows  # fmt: skip
+    (row,) = (row for row in rows if row["metric"] == "verification_s")
+    assert row["value"] == (extra_s if extra_s > 0.0 else None)
+    assert ("below the plain one" in row["source"]) == (extra_s < 0.0)

@@ -487,3 +487,15 @@ def test_a_price_that_is_a_curve_is_taken_as_short_lines() -> None:
     first, asked[:] = len(asked), []
     Curve(partial(lines, cost), bends).at(5000)
     assert len(asked) < first / 10
+
+
+@pytest.mark.parametrize("end", ["value", "low", "high"])
+def test_shares_by_source_add_up_to_the_time_at_each_end(end: Any) -> None:
+    """Of a step of fixed size every second has a source, at its prices and at both ends of their intervals."""
+    rank = on_device("h200-sxm", "llama-3.1-8b", 1, "local")
+    sizes = step_sizes(8, 8 * 700, [(256, 0)], 1)
+    cost = GraphPricer(rank.price, rank.roofline, end=end).ramp(rank.model.mixed, sizes, None, 1)
+    sources: dict[SourceKind, float] = {}
+    cost.origin.count(cost.total_s, 1, sources)
+    assert sum(sources.values()) == pytest.approx(cost.total_s, rel=REL)
+    assert all(0.0 < seconds <= cost.total_s * (1.0 + REL) for seconds in sources.values())

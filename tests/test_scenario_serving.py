@@ -13,6 +13,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import simcore
 from simcore.input.fields import count, kinds_of, single_valued
 from simcore.input.files import InputError, listed
 from simcore.scenario import Scenario, json_schema, load_scenario, parse_scenario, resolved
@@ -720,3 +721,31 @@ def test_the_schema_allows_one_value_where_it_allows_a_list() -> None:
     one, several = json_schema()["$defs"]["ServingScenario"]["properties"]["devices"]["anyOf"]
     assert one == {"maximum": 1024, "minimum": 1, "type": "integer"}
     assert several == {"items": one, "minItems": 1, "type": "array"}
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        {"kind": "temporal_fusion", "slots": 1},
+        {"kind": "dynamic_batching", "window_s": 0.1, "max_batch": 1},
+        {"kind": "concurrent_instances", "max_instances": 1},
+        {"kind": "continuous_batching", "max_sequences": 1},
+    ],
+    ids=lambda strategy: strategy["kind"],
+)
+def test_one_request_at_a_time_is_a_way_of_serving(strategy: dict[str, Any]) -> None:
+    """The least that every strategy may hold at a time is one request: then none waits for company."""
+    rows = simcore.run(
+        {
+            "name": "one", "study": "serving", "device": "h200-sxm", "profile": "none", "model": "tiny-llama",
+            "workload": {
+                "requests": 5,
+                "arrivals": {"kind": "constant", "rate_per_s": 1000.0},
+                "prompt_tokens": {"kind": "constant", "value": 8},
+                "output_tokens": {"kind": "constant", "value": 4},
+            },
+            "strategies": [strategy], "measure": {"kind": "whole_run"},
+        }
+    ).rows  # fmt: skip
+    found = {row["metric"]: row["value"] for row in rows}
+    assert (found["completed"], found["max_batch"]) == (5, 1)
