@@ -5,6 +5,7 @@
 `simcore/workload/arrivals.py` draws the requests. A list in a field multiplies the runs (`Many`).
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -12,6 +13,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, model_validator
 
 from simcore.input.fields import FieldError, Many, Strict
+from simcore.input.files import shown
 from simcore.workload.clocks import checked as clock_checked
 
 MOST_REQUESTS = 10_000_000
@@ -230,10 +232,17 @@ class Slo(Strict):
     e2e_s: Target | None = Field(default=None, description="longest time to its last token, s")
 
 
+def _tenant_name(name: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]{0,39}", name):
+        needed = "up to 40 letters, digits, '_' and '-' are allowed, a letter or digit first"
+        raise ValueError(f"is {shown(name)}; {needed}")
+    return name
+
+
 class Tenant(Strict):
     """Whose requests some of a workload's are. What a tenant leaves out is as in the workload."""
 
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$", max_length=40)] = Field(
+    name: Annotated[str, AfterValidator(_tenant_name)] = Field(
         description="what results call it: tenant.NAME.ttft_p99_s"
     )
     share: Annotated[float, Field(gt=0.0, le=1.0)] | None = Field(
@@ -295,7 +304,7 @@ class Workload(Strict):
     @model_validator(mode="after")
     def _complete(self) -> "Workload":
         if isinstance(self.arrivals, OfTenants) and not self.tenants:
-            raise FieldError("arrivals", "are missing; when requests come has to be said")
+            raise FieldError("arrivals", "is missing; when requests come has to be said")
         if self.requests is None and not self.traces:
             raise FieldError("requests", _ONLY_RECORDED)
         for one in self.processes:
@@ -377,7 +386,7 @@ def _check_tenants(workload: Workload) -> None:
                 f"tenants[{place}].share", "is given beside arrivals; only one of them is allowed"
             )
         if one.arrivals is None and not base:
-            needed = "are missing; either arrivals of the workload or of this tenant are needed"
+            needed = "is missing; arrivals of the workload or of this tenant are needed"
             raise FieldError(f"tenants[{place}].arrivals", needed)
     sharing = [place for place, one in enumerate(tenants) if one.arrivals is None]
     if not base:
