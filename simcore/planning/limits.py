@@ -77,10 +77,11 @@ def _most(name: str) -> float:
     )
 
 
-def of_slo(slo: Mapping[str, float], tenant: str = "") -> dict[str, float]:
+def of_slo(slo: Mapping[str, float | None], tenant: str = "") -> dict[str, float]:
     """Returns the limits of an SLO, of all requests or of a tenant's: each latency's 99th percentile."""
     of = f"{TENANT}.{tenant}." if tenant else ""
-    return {f"{of}{name.removesuffix('_s')}_p99_s": value for name, value in slo.items()}
+    held = {name.removesuffix("_s"): value for name, value in slo.items() if value is not None}
+    return {f"{of}{name}_p99_s": value for name, value in held.items()}
 
 
 # -- in words ----------------------------------------------------------------------------------------------
