@@ -68,7 +68,7 @@ class _Source:
         """Its requests, each with its tenant; `requests`: how many, None for all of a trace."""
         whole = self.workload
         limits = [[self._longest(name, place) for name in LENGTHS] for place in self.process.tenants]
-        common = {name: self._common(name) for name in LENGTHS}
+        common: dict[str, Lengths | None] = {name: self._common(name) for name in LENGTHS}
         plain = {"arrivals": self.process.arrivals, "requests": requests, "max_tokens": None, "tenants": []}
         try:
             found = self.alone(whole.model_copy(update={**common, **plain}), self.streams)
