@@ -101,11 +101,21 @@ def _with_paths(document: dict[str, Any], folder: Path) -> dict[str, Any]:
     found = {key: _found(document[key], folder, ending) for key, ending in _PATHS.items() if key in document}
     workload = document.get("workload")
     if isinstance(workload, dict):
-        found["workload"] = {key: _with_path(value, folder) for key, value in workload.items()}
+        found["workload"] = _with_inner_paths(workload, folder)
+        tenants = workload.get("tenants")
+        if isinstance(tenants, list):
+            found["workload"]["tenants"] = [_with_inner_paths(one, folder) for one in tenants]
     strategies = document.get("strategies")
     if isinstance(strategies, list):
         found["strategies"] = [_with_kind(strategy, (folder, Path())) for strategy in strategies]
     return {**document, **found}
+
+
+def _with_inner_paths(given: Any, folder: Path) -> Any:
+    """Returns a mapping with the paths in its values absolute."""
+    if not isinstance(given, dict):
+        return given
+    return {key: _with_path(value, folder) for key, value in given.items()}
 
 
 def _with_kind(strategy: Any, folders: Sequence[Path]) -> Any:

@@ -21,6 +21,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from simcore.input.files import LONGEST_LIST, one_line, plain
+from simcore.studies.columns import split_tenant
 from simcore.studies.common import Outcome, ServingAxes
 
 # Exit codes: a broken law or another fault of simcore; bad input; Ctrl-C.
@@ -228,9 +229,12 @@ def judged(lines: Sequence[Mapping[str, Any]], limits: Mapping[str, float], *, e
 def _short(metric: str) -> str:
     """Returns the name of a metric for a column.
 
-    >>> _short("ttft_p99_s"), _short("goodput_per_s")
-    ('TTFT p99', 'goodput per s')
+    >>> _short("ttft_p99_s"), _short("goodput_per_s"), _short("tenant.chat.ttft_p99_s")
+    ('TTFT p99', 'goodput per s', 'chat TTFT p99')
     """
+    tenant, metric = split_tenant(metric)
+    if tenant:
+        return f"{tenant} {_short(metric)}"
     name, _, rest = metric.partition("_")
     if rest.endswith("_s") and not rest.endswith("per_s"):
         return f"{name.upper()} {rest.removesuffix('_s')}"

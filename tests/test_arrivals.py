@@ -18,16 +18,16 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from simcore.input.files import InputError
-from simcore.workload.arrivals import (
+from simcore.workload.arrivals import draw
+from simcore.workload.drawn import (
     Drawn,
-    draw,
     mean_output_tokens,
     mean_prompt_tokens,
     offered_rate_per_s,
     requests,
-    stream,
 )
 from simcore.workload.spec import Workload
+from simcore.workload.streams import stream
 from simcore.workload.vllm_bench import read_bench, write_bench
 
 SIGMAS = 4.0

@@ -21,7 +21,8 @@ from simcore.schedules import continuous_batching as schedule_module
 from simcore.schedules.continuous_batching import continuous_batching
 from simcore.studies.serving.offer import PrefixAware, router
 from simcore.studies.serving.served import Served
-from simcore.workload.arrivals import Drawn, draw, requests
+from simcore.workload.arrivals import draw
+from simcore.workload.drawn import Drawn, requests
 from simcore.workload.requests import Request, blocks_for
 from simcore.workload.spec import Workload
 from tests import test_prefix_cache as walked

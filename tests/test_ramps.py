@@ -491,7 +491,7 @@ def test_a_price_that_is_a_curve_is_taken_as_short_lines() -> None:
 
 @pytest.mark.parametrize("end", ["value", "low", "high"])
 def test_shares_by_source_add_up_to_the_time_at_each_end(end: Any) -> None:
-    """Of a step of fixed size every second has a source, at its prices and at both ends of their intervals."""
+    """Every second of a step has a source, at its prices and at both ends of their intervals."""
     rank = on_device("h200-sxm", "llama-3.1-8b", 1, "local")
     sizes = step_sizes(8, 8 * 700, [(256, 0)], 1)
     cost = GraphPricer(rank.price, rank.roofline, end=end).ramp(rank.model.mixed, sizes, None, 1)

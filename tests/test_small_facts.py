@@ -30,7 +30,7 @@ from simcore.studies.serving.published import _same
 from simcore.studies.tiling.cases import cases, model_of
 from simcore.studies.tiling.memory import memory
 from simcore.studies.tiling.scenario import TilingScenario
-from simcore.workload.arrivals import stream
+from simcore.workload.streams import stream
 from tests.programs import sends, toy_price, toys
 from tests.test_tiling_study import document
 

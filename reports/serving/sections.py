@@ -41,6 +41,8 @@ BY_PRICES = "_by_prices"
 WHOLE_RUN = "_whole_run"
 # Prefix of the source of an interval that does not come from repetitions.
 BY_ORDER = "one replica; 95 % interval"
+# A metric of one tenant's requests.
+TENANT = re.compile(r"tenant\.([^.]+)\.(.+)")
 ROWS_SHOWN = 12
 SIDE_BY_SIDE = 6
 LEVEL_POINTS = 60_000
@@ -180,6 +182,7 @@ def sections(run: Run) -> list[Section]:
         *_gantt(of, cases),
         *_over_time(of, levels, "levels", LEVELS),
         *_slo(of),
+        *_tenants(of),
         *_flover(of),
         *_published(run),
         *common.prices(run),
@@ -201,6 +204,9 @@ def formulas(run: Run) -> list[Definition]:
 def scale_of(metric: str, largest: float = 0.0) -> Scale:
     """Returns the scale of a metric by its name and its largest value."""
     metric, largest = metric.removesuffix(WHOLE_RUN), largest if known(largest) else 0.0
+    if own := TENANT.fullmatch(metric):
+        scale = scale_of(own[2], largest)
+        return replace(scale, name=f"{scale.name}, {own[1]}")
     latency = re.fullmatch(r"(\w+)_(mean|p50|p90|p95|p99)_s", metric)
     if latency and latency[1] in LATENCIES:
         return figures.seconds(f"{LATENCIES[latency[1]]}, {PERCENTILES[latency[2]]}", largest)
@@ -465,8 +471,11 @@ def _latencies(requests: pd.DataFrame) -> dict[str, NDArray[np.float64]]:
 
 
 def _bound(run: Run, name: str) -> float | None:
-    bounds = run.summary.get("slo") or run.scenario.get("slo")
-    bound = bounds.get(name) if isinstance(bounds, dict) else None
+    return _limit(run.summary.get("slo") or run.scenario.get("slo"), name)
+
+
+def _limit(slo: Any, name: str) -> float | None:
+    bound = slo.get(name) if isinstance(slo, dict) else None
     return float(bound) if bound is not None and known(bound) else None
 
 
@@ -655,6 +664,59 @@ def _slo_against(of: Served, promises: Sequence[tuple[str, str]], axis: str) -> 
     objectives = [(text, metric) for metric, text in promises]
     dimensions = [("Objective", objectives, 0), _others(of.run.results, axis, of.best[1])]
     return common.plot("slo", f"share of requests within the SLO against {title}", dimensions, draw)
+
+
+# -- tenants ---------------------------------------------------------------------------------------
+
+OF_TENANT = (
+    ("offered_per_s", "offered"), ("ttft_p50_s", "TTFT p50"), ("ttft_p99_s", "TTFT p99"),
+    ("tpot_p50_s", "TPOT p50"), ("tpot_p99_s", "TPOT p99"), ("e2e_p99_s", "E2E p99"),
+    ("goodput_per_s", "goodput"), ("slo_attainment", "within SLO"), ("rejected", "rejected"),
+)  # fmt: skip
+
+
+def _tenants(of: Served) -> list[Section]:
+    found = (TENANT.fullmatch(metric) for metric in of.run.results["metric"].unique())
+    tenants = list(dict.fromkeys(own[1] for own in found if own))
+    if not tenants:
+        return []
+    _, point = of.best
+    cases = [(label, name) for label, there in of.figures if there == point for name in tenants]
+
+    def column(metric: str, head: str) -> common.Column:
+        rows = {case: of.figures[case[0], point].get(f"tenant.{case[1]}.{metric}") for case in cases}
+        scale = scale_of(metric, max((row["value"] for row in rows.values() if row), default=0.0))
+
+        def says(case: tuple[str, str]) -> str:
+            row = rows[case]
+            return with_interval(row, scale) if row else ""
+
+        return f"{head} ({scale.unit})" if scale.unit else head, "r", says
+
+    promised = _promised(of.run)
+    table = common.tabled(
+        cases,
+        ("strategy", "l", lambda case: case[0]),
+        ("tenant", "l", lambda case: case[1]),
+        ("promised", "l", lambda case: promised.get(case[1], "")),
+        *(column(*each) for each in OF_TENANT),
+    )
+    table = common.without_empty_columns(table)
+    return [common.section("serving", "tenants", {"where": of.at_best(point)}, table=table)]
+
+
+def _promised(run: Run) -> dict[str, str]:
+    """Returns what each tenant is promised, in words, as the scenario says."""
+    workload = run.scenario.get("workload")
+    given = workload.get("tenants") if isinstance(workload, dict) else None
+    found: dict[str, str] = {}
+    for tenant in given if isinstance(given, list) else ():
+        if isinstance(tenant, dict):
+            slo = tenant.get("slo") or run.scenario.get("slo")
+            limits = [(name, _limit(slo, bound)) for name, _, bound in SLOS if bound]
+            words = [f"{name} ≤ {figures.limit_text(limit)}" for name, limit in limits if limit is not None]
+            found[str(tenant.get("name"))] = ", ".join(words)
+    return found
 
 
 # -- Flover's figures ------------------------------------------------------------------------------

@@ -116,24 +116,40 @@ def _multiplying(model: BaseModel) -> Iterator[tuple[str, Any]]:
     """The fields of a model that may multiply it, with their values: lists of alternatives and models."""
     for name, field in type(model).model_fields.items():
         value = getattr(model, name)
-        if isinstance(value, Strict) or (value is not None and _is_many(field)):
+        if isinstance(value, Strict) or _models(value) or (value is not None and _is_many(field)):
             yield name, value
+
+
+def _models(value: Any) -> bool:
+    """Whether a value is a list of models, each of which may be multiplied."""
+    return isinstance(value, list) and bool(value) and all(isinstance(one, Strict) for one in value)
+
+
+def _count(value: Any) -> int:
+    if isinstance(value, Strict):
+        return count(value)
+    return prod(map(count, value)) if _models(value) else len(value)
 
 
 def count(model: BaseModel) -> int:
     """How many copies `single_valued` makes of a model."""
-    return prod(count(v) if isinstance(v, Strict) else len(v) for _, v in _multiplying(model))
+    return prod(_count(value) for _, value in _multiplying(model))
+
+
+def _single(value: Any) -> list[Any]:
+    """Returns what stands in the place of a value, in one copy after another."""
+    if isinstance(value, Strict):
+        return list(single_valued(value))
+    if _models(value):
+        return [list(chosen) for chosen in product(*map(single_valued, value))]
+    return [[one] for one in value]
 
 
 def single_valued(model: M) -> Iterator[M]:
     """Yields copies of a model in which every list of alternatives, also in the models in it, has one value.
     The last field varies fastest."""
     fields = dict(_multiplying(model))
-    alternatives = (
-        list(single_valued(value)) if isinstance(value, Strict) else [[one] for one in value]
-        for value in fields.values()
-    )
-    for chosen in product(*alternatives):
+    for chosen in product(*map(_single, fields.values())):
         yield model.model_copy(update=dict(zip(fields, chosen, strict=True)))
 
 

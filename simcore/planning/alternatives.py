@@ -17,7 +17,7 @@ from simcore.planning.points import Benches, Point, why_not
 from simcore.planning.whatif import Asked
 from simcore.scenario import put, scenario_of
 from simcore.studies.serving.scenario import ServingScenario
-from simcore.workload.spec import ClosedLoop, TraceArrivals, Workload
+from simcore.workload.spec import ClosedLoop, OfTenants, TraceArrivals, Workload
 
 # Devices of a server that are tried where a scenario's strategy does not say how many.
 RANKS = (1, 2, 4, 8)
@@ -111,31 +111,55 @@ def _smallest(benches: Benches, point: Point) -> Point:
 
 
 def load_of(workload: Workload, where: str) -> float:
-    """Returns what a search for the highest rate changes: the rate, or of a trace the speed of its replay.
-    Raises InputError for a closed loop."""
+    """Returns what a search for the highest rate changes: the rate, or of a trace the speed of its replay; if
+    tenants have arrivals of their own, how many times as fast as in the scenario all of them come. Raises
+    InputError for a closed loop."""
     arrivals = workload.arrivals
+    if _several(workload):
+        return 1.0
     if isinstance(arrivals, ClosedLoop):
         needed = "constant, poisson, gamma or trace is needed"
         raise InputError(f"{where}: workload.arrivals: a closed_loop has no rate; {needed}")
     if isinstance(arrivals, TraceArrivals):
         return arrivals.rate_scale[0]
+    assert not isinstance(arrivals, OfTenants)
     return arrivals.rates[0]
 
 
 def has_more(workload: Workload) -> bool:
     """Whether a workload can have more requests: a trace has those that were recorded."""
-    return not isinstance(workload.arrivals, TraceArrivals)
+    every = (workload.arrivals, *(one.arrivals for one in workload.tenants))
+    return not any(isinstance(arrivals, TraceArrivals) for arrivals in every)
 
 
 def at_load(workload: Workload, value: float, times: int = 1) -> Workload:
-    """Returns a workload at another rate, with `times` as many requests, or of a trace at another speed."""
-    arrivals = workload.arrivals
+    """Returns a workload at another load, see `load_of`, with `times` as many requests."""
+    more = workload.model_copy(
+        update={"requests": [times * each for each in workload.requests or ()] or None}
+    )
+    if not _several(workload):
+        return more.model_copy(update={"arrivals": _at(workload.arrivals, value)})
+    tenants = [one.model_copy(update={"arrivals": _faster(one.arrivals, value)}) for one in workload.tenants]
+    return more.model_copy(update={"arrivals": _faster(workload.arrivals, value), "tenants": tenants})
+
+
+def _several(workload: Workload) -> bool:
+    """Whether tenants have arrivals of their own."""
+    return any(one.arrivals is not None for one in workload.tenants)
+
+
+def _faster(arrivals: Any, times: float) -> Any:
+    """Returns arrivals that come so many times as fast."""
+    if arrivals is None or isinstance(arrivals, OfTenants):
+        return arrivals
+    now = arrivals.rate_scale[0] if isinstance(arrivals, TraceArrivals) else arrivals.rates[0]
+    return _at(arrivals, now * times)
+
+
+def _at(arrivals: Any, value: float) -> Any:
     if isinstance(arrivals, TraceArrivals):
-        faster = arrivals.model_copy(update={"rate_scale": [value]})
-        return workload.model_copy(update={"arrivals": faster})
-    changed = arrivals.model_copy(update={"rate_per_s": [value], "interval_s": None})
-    requests = [times * each for each in workload.requests or ()]
-    return workload.model_copy(update={"arrivals": changed, "requests": requests})
+        return arrivals.model_copy(update={"rate_scale": [value]})
+    return arrivals.model_copy(update={"rate_per_s": [value], "interval_s": None})
 
 
 def with_load(benches: Benches, alternative: Alternative, value: float, times: int = 1) -> Point:

@@ -96,6 +96,9 @@ def _arrivals(arrivals: Mapping[str, Any]) -> list[Factor]:
         return [
             Factor("clients", *LOAD, lambda times: {f"{ARRIVALS}.clients": max(1, round(clients * times))})
         ]
+    if kind not in ("constant", "poisson", "gamma"):
+        # Tenants have arrivals of their own.
+        return []
     (rate,) = arrivals["rate_per_s"] or [1.0 / arrivals["interval_s"][0]]
 
     def faster(times: float) -> Puts:

@@ -22,6 +22,7 @@ from simcore.planning.store import Store
 from simcore.planning.verdict import interval
 from simcore.planning.whatif import BREAK_EVEN, Asked
 from simcore.sim.kept import cache_folder
+from simcore.studies.columns import TENANT, split_tenant
 from simcore.studies.common import extrapolated, shares_of, unmeasured
 from simcore.studies.serving.certainty import needed
 
@@ -192,15 +193,21 @@ def _faults(found: Found) -> list[str]:
 
 def _few(asked: Asked, tried: Sequence[Tried]) -> list[str]:
     """Returns a warning if the best points have too few requests for the percentiles that are limited."""
-    percents = [float(found[1]) for limit in asked.limits if (found := PERCENT.search(limit.metric))]
-    counts = [count for one in tried if (count := one.judged.mean("window_requests")) is not None]
-    if not percents or not counts or min(counts) >= needed(max(percents)):
-        return []
-    number = needed(max(percents))
-    return [
-        f"too few requests for p{max(percents):g}: {min(counts):,.0f} in each replica are measured;"
-        f" {number:,} make it firm (workload.requests)"
-    ]
+    percents: dict[str, float] = {}
+    for limit in asked.limits:
+        if found := PERCENT.search(limit.metric):
+            tenant, _ = split_tenant(limit.metric)
+            percents[tenant] = max(percents.get(tenant, 0.0), float(found[1]))
+    told = []
+    for tenant, percent in percents.items():
+        measured = f"{TENANT}.{tenant}.window_requests" if tenant else "window_requests"
+        counts = [count for one in tried if (count := one.judged.mean(measured)) is not None]
+        if counts and min(counts) < needed(percent):
+            told.append(
+                f"too few requests{tenant and f' of {tenant}'} for p{percent:g}: {min(counts):,.0f} in each"
+                f" replica are measured; {needed(percent):,} make it firm (workload.requests)"
+            )
+    return told
 
 
 def _shares(tried: Sequence[Tried]) -> dict[str, float]:

@@ -40,6 +40,7 @@ from simcore.planning.searches import (
 )
 from simcore.planning.verdict import interval
 from simcore.planning.whatif import Asked
+from simcore.studies.columns import split_tenant
 
 # Most devices of a scenario, and values of another searched field.
 MOST_DEVICES, MOST_VALUES = 1024, 65_536
@@ -388,7 +389,7 @@ def objectives(asked: Asked) -> list[Objective]:
     """Returns the objectives of a plan, each with its value at a point, of which less is better."""
     given = asked.whatif.objective
     held = (limit.metric for limit in asked.limits)
-    latency = next((name for name in held if re.fullmatch(LATENCY, name)), "e2e_mean_s")
+    latency = next((name for name in held if re.fullmatch(LATENCY, split_tenant(name)[1])), "e2e_mean_s")
 
     def rate(one: Tried) -> float | None:
         offered = one.point.case.axes.rate_per_s

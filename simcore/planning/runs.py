@@ -4,7 +4,7 @@ A run is a replica of a point at the prices as they are, or at an end of their i
 before the first run: a result then depends neither on the runs before it nor on the process that made it.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -16,11 +16,12 @@ from simcore.planning.limits import ALLOWED
 from simcore.planning.points import Benches, Point
 from simcore.planning.store import Store
 from simcore.sim.graph_pricer import End, Known
-from simcore.studies.columns import WHOLE_RUN
+from simcore.studies.columns import TENANT, WHOLE_RUN
 from simcore.studies.processes import in_processes
 from simcore.studies.serving.figures import PERCENTILES, gaps, latencies, steps_in, weighted_percentiles
 from simcore.studies.serving.replica import figures_of, window_of
 from simcore.studies.serving.runner import Result
+from simcore.studies.serving.served import Served
 from simcore.studies.serving.window import Window
 
 # Percentiles that results.csv has not.
@@ -141,17 +142,25 @@ def simulated(ask: Ask) -> Ran:
         return Ran({}, fault=f"{case.axes.label}: {error}")
     values = {name: value for name, (value, _) in figures.items() if not name.endswith(WHOLE_RUN)}
     shares = {str(name): seconds for name, seconds in result.trace.rows.sources.items()}
-    return Ran({**values, **_further(result, window)}, window.growing, "", shares, window.unrated)
+    further = _further(result, window, bench.scenario.slos)
+    return Ran({**values, **further}, window.growing, "", shares, window.unrated)
 
 
-def _further(result: Result, window: Window) -> dict[str, float | None]:
-    """Returns the percentiles of latencies that results.csv has not."""
+def _further(result: Result, window: Window, tenants: Iterable[str]) -> dict[str, float | None]:
+    """Returns the percentiles of latencies that results.csv has not, of all and of each tenant's requests."""
     came = result.served if window.whole else result.served.only(window.came)
     found: dict[str, float | None] = {}
     for percent in FURTHER:
-        for name, seconds in latencies(came).items():
-            value = float(np.percentile(seconds, percent)) if len(seconds) else None
-            found[f"{name}_p{percent:g}_s"] = value
+        found |= _percentiles(came, percent, "")
+        for place, tenant in enumerate(tenants):
+            found |= _percentiles(came.only(came.tenant == place), percent, f"{TENANT}.{tenant}.")
         (gap_s,) = weighted_percentiles(*gaps(steps_in(result.journal, window)), (percent,)) or (None,)
         found[f"itl_p{percent:g}_s"] = gap_s
     return found
+
+
+def _percentiles(served: Served, percent: float, of: str) -> dict[str, float | None]:
+    return {
+        f"{of}{name}_p{percent:g}_s": float(np.percentile(seconds, percent)) if len(seconds) else None
+        for name, seconds in latencies(served).items()
+    }

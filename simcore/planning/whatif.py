@@ -363,12 +363,28 @@ def _limits(whatif: Whatif, base: Mapping[str, Any], where: str) -> tuple[Limit,
         if whatif.slo not in preset_names():
             raise InputError(f"{where}: slo: {unknown_name('SLO', whatif.slo, preset_names())}")
         return limits(preset_of(whatif.slo).limits, f"{where}: slo")
+    tenants = _tenants(base)
     if whatif.constraints:
-        return limits(whatif.constraints, f"{where}: constraints")
-    slo = base.get("slo")
-    numbers = {
+        return limits(whatif.constraints, f"{where}: constraints", tenants)
+    slo = _numbers(base.get("slo"))
+    held = of_slo(slo) if not tenants else {}
+    for name, own in tenants.items():
+        held |= of_slo(slo if own is None else _numbers(own), name)
+    return limits(held, f"{where}: slo", tenants)
+
+
+def _tenants(base: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the SLO of each tenant of a scenario that is not checked yet, by its name; None: none of its
+    own."""
+    workload = base.get("workload")
+    given = workload.get("tenants") if isinstance(workload, dict) else None
+    tenants = [one for one in given if isinstance(one, dict)] if isinstance(given, list) else []
+    return {one["name"]: one.get("slo") for one in tenants if isinstance(one.get("name"), str)}
+
+
+def _numbers(slo: Any) -> dict[str, float]:
+    return {
         name: value
         for name, value in (slo.items() if isinstance(slo, dict) else ())
         if isinstance(value, int | float) and name in ("ttft_s", "tpot_s", "e2e_s")
     }
-    return limits(of_slo(numbers), f"{where}: slo")

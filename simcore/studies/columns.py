@@ -173,6 +173,7 @@ TABLES: Mapping[str, Mapping[str, Mapping[str, Column]]] = {
             **_SERVED,
             "replica": _whole("replica that it is of: the first, 0"),
             "request": _whole("which request, from 0 on, as they come"),
+            "tenant": _text("whose request it is"),
             "instance": _whole("which server took it"),
             "arrival_s": _number("when it came, since the run began", "s"),
             "scheduled_s": _number("when it was first scheduled; NaN for never", "s"),
@@ -350,7 +351,19 @@ _VARIANTS = {
     WHOLE_RUN: ", of the whole run, warm-up and drain in it",
     BY_PRICES: ", of the first replica, with all prices at the ends of their intervals",
 }
+# What the metrics of one tenant's requests begin with: tenant.NAME.METRIC.
+TENANT = "tenant"
 _SPREAD = r"(?P<of>\w+)_(?:mean|(?P<greatest>max)|p(?P<percent>\d+))_s"
+
+
+def split_tenant(name: str) -> tuple[str, str]:
+    """Returns the tenant that a metric is of, empty for all of them, and the metric of its requests.
+
+    >>> split_tenant("tenant.chat.ttft_p99.9_s"), split_tenant("ttft_p99_s")
+    (('chat', 'ttft_p99.9_s'), ('', 'ttft_p99_s'))
+    """
+    first, *rest = name.split(".", 2)
+    return (rest[0], rest[1]) if first == TENANT and len(rest) > 1 else ("", name)
 
 
 def metric(study: str, name: str) -> Metric:
@@ -359,6 +372,10 @@ def metric(study: str, name: str) -> Metric:
         if name.endswith(ending):
             plain = metric(study, name.removesuffix(ending))
             return Metric(plain.better, plain.meaning + words)
+    tenant, own = split_tenant(name)
+    if tenant:
+        plain = metric(study, own)
+        return Metric(plain.better, f"{plain.meaning}, of tenant {tenant}") if plain.meaning else plain
     known = METRICS[study]
     if name not in known and (spread := re.fullmatch(_SPREAD, name)) and f"{spread['of']}_s" in known:
         percent, greatest = spread["percent"], spread["greatest"]

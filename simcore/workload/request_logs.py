@@ -12,7 +12,7 @@ Every fault is one line (`InputError`) with the file, the column and the record,
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -41,12 +41,14 @@ Tokens = NDArray[np.int64]
 class Records:
     """Recorded requests in order of time: `time_s` [n] counts from the first; tokens [n], None if the file
     has none. Arrays are read-only. `hash_ids` [n]: the blocks of each prompt, each identified by its content
-    and that of all blocks before it; None if the file has none."""
+    and that of all blocks before it; None if the file has none. `begin_ns`: the first one's date and time, in
+    nanoseconds since 1970; None if the file has no dates."""
 
     time_s: Times
     prompt_tokens: Tokens | None
     output_tokens: Tokens | None
     hash_ids: list[tuple[int, ...]] | None = None
+    begin_ns: int | None = None
 
 
 def read_azure(path: Path) -> Records:
@@ -121,7 +123,8 @@ def read_table(path: Path, columns: Mapping[str, str], time_unit: str) -> Record
         for role in ("prompt", "output")
         if role in columns
     }
-    return records(path, times, PER_SECOND[time_unit], tokens.get("prompt"), tokens.get("output"))
+    found = records(path, times, PER_SECOND[time_unit], tokens.get("prompt"), tokens.get("output"))
+    return replace(found, begin_ns=int(times.min())) if time_unit == "datetime" else found
 
 
 def read_lengths(path: Path, column: str) -> Tokens:

@@ -5,14 +5,16 @@ equal attainment, the lowest mean E2E latency. SLOs count as met if `NEARLY_ALL`
 them: if no strategy does, the answer says so and names the nearest.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from simcore.studies.columns import TENANT
 from simcore.studies.common import Standing, extrapolated, unmeasured
 from simcore.studies.serving import certainty
 from simcore.studies.serving.figures import over_replicas
 from simcore.studies.serving.runner import Bench, Case, Found
-from simcore.workload import arrivals
+from simcore.workload.recorded import doubts
+from simcore.workload.spec import Slo
 
 # Attainments that differ by less than this count as equal.
 SAME = 0.005
@@ -32,6 +34,7 @@ def answer(bench: Bench, found: Sequence[Found]) -> str:
     if others:
         text += f" ({_next(best, others[0], bool(promises))})"
     text += f"; mean E2E {_time(best, 'e2e_mean_s')}" if promises else ""
+    text += _by_tenant(best, bench.scenario.slos)
     text += _elsewhere(best, found) if promises and _kept(best) < NEARLY_ALL else ""
     text += _unsettled(best)
     text += "; requests seem to come faster than they are answered" if certainty.growing(best) else ""
@@ -121,7 +124,7 @@ def _verdict(ranked: Sequence[Found], promises: str) -> str:
 def _tail(bench: Bench, best: Found) -> str:
     """Returns the winner's p99 latencies, and the number of requests behind them if it is small."""
     text = f"p99 TTFT {_time(best, 'ttft_p99_s')}"
-    if bench.scenario.slo.tpot_s is not None and best.value("tpot_p99_s") is not None:
+    if any(one.tpot_s is not None for one in _slos(bench)) and best.value("tpot_p99_s") is not None:
         text += f", p99 TPOT {_time(best, 'tpot_p99_s')}"
     few = certainty.slowest(best)
     return f"{text} ({few})" if few else text
@@ -165,9 +168,24 @@ def _lighter(one: Found, than: Found) -> bool:
     return ours == theirs
 
 
+def _slos(bench: Bench) -> list[Slo]:
+    """Returns the SLO of each tenant, else that of all requests."""
+    return [*bench.scenario.slos.values()] or [bench.scenario.slo]
+
+
+def _by_tenant(best: Found, tenants: Iterable[str]) -> str:
+    """Returns the share of each tenant's requests that keep its SLO, in words."""
+    shares = [(name, f"{TENANT}.{name}.slo_attainment") for name in tenants]
+    said = [f"{name} {_share(best, metric)}" for name, metric in shares if best.value(metric) is not None]
+    return f"; by tenant: {', '.join(said)}" if said else ""
+
+
 def _promises(bench: Bench) -> str:
     """Returns the SLOs in words; empty if there are none."""
-    limits = bench.scenario.slo.model_dump()
+    slos = _slos(bench)
+    if any(one != slos[0] for one in slos):
+        return "what their tenants are promised"
+    limits = slos[0].model_dump()
     words = [f"{name[:-2].upper()} {seconds(limit)}" for name, limit in limits.items() if limit is not None]
     return " and ".join([", ".join(words[:-1]), words[-1]]) if len(words) > 1 else "".join(words)
 
@@ -244,8 +262,8 @@ def _devices(bench: Bench, case: Case, several: bool) -> str:
     return bench.hardware.name if count == 1 and not several else f"{count} {bench.hardware.name}"
 
 
-def _share(one: Found) -> str:
-    share = one.value("slo_attainment")
+def _share(one: Found, metric: str = "slo_attainment") -> str:
+    share = one.value(metric)
     if share is None:
         return "none"
     # Rounding must not turn a share into 0 or 100 %.
@@ -345,10 +363,9 @@ def warnings(bench: Bench, found: Sequence[Found], shares: Mapping[str, float]) 
                 f"{place}, {name}: {again:.0f} preemptions; KV memory is short, and work is done twice"
             )
     told += certainty.warnings(found, lambda one: f"{_load(one.case)}, {one.case.axes.label}")
+    told += certainty.few_of_tenants(found, bench.scenario.slos)
     workloads = {id(one.case.point.workload): one.case.point.workload for one in found}
-    told += list(
-        dict.fromkeys(doubt for workload in workloads.values() for doubt in arrivals.doubts(workload))
-    )
+    told += list(dict.fromkeys(doubt for workload in workloads.values() for doubt in doubts(workload)))
     told += _beyond_memory(bench, found)
     left_out = max(one.left_out for one in found)
     if left_out:

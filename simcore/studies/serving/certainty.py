@@ -10,10 +10,11 @@ not: then it is too narrow, and replicas give a better one.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 
+from simcore.studies.columns import TENANT
 from simcore.studies.serving.figures import PERCENTILES
 from simcore.studies.serving.runner import Found
 from simcore.studies.serving.served import Floats
@@ -119,3 +120,22 @@ def warnings(found: Sequence[Found], name: Callable[[Found], str]) -> list[str]:
             f" {cases(those)}: p99 rests on {slowest(least)}; {number} that are measured make it firm"
         )
     return told
+
+
+def few_of_tenants(found: Sequence[Found], tenants: Iterable[str]) -> list[str]:
+    """Returns a warning if a tenant has too few requests for a firm 99th percentile of its own."""
+    counts = {
+        name: min(
+            replica[f"{TENANT}.{name}.window_requests"][0] or 0.0 for one in found for replica in one.replicas
+        )
+        for name in tenants
+    }
+    few = {name: count for name, count in counts.items() if count < needed(99)}
+    if not few:
+        return []
+    words = ", ".join(f"{name} {count:,.0f}" for name, count in list(few.items())[:NAMED])
+    more = f" and {len(few) - NAMED} more" if len(few) > NAMED else ""
+    return [
+        f"too few requests of tenants for p99 of their own: {words}{more} are measured;"
+        f" {needed(99):,} make it firm"
+    ]

@@ -77,26 +77,29 @@ class Slo(Protocol):
         """To the last token."""
 
 
+# What requests are promised: nothing, all the same, or by the place of their tenant.
+Promised = Slo | Sequence[Slo] | None
+
+
 def figures(
     served: Served,
     journal: Steps,
     *,
     kv_limit: float,
     servers: int,
-    slo: Slo | None,
+    slo: Promised,
     window: Window | None = None,
 ) -> dict[str, Figure]:
-    """Returns every figure of one run by its name. `kv_limit`: units of KV of one of the `servers`; `window`:
-    the part of the run for the `WINDOWED` figures, by default the whole run."""
+    """Returns every figure of one run by its name. `kv_limit`: units of KV of one of the `servers`; `slo`: of
+    all requests, or one of each tenant's; `window`: the part of the run for the `WINDOWED` figures, by
+    default the whole run."""
     window = window or whole_run(served)
     came = served if window.whole else served.only(window.came)
-    found: dict[str, Figure] = {}
     took_s = latencies(came)
-    for name, seconds in took_s.items():
-        found |= _spread(name, np.percentile(seconds, PERCENTILES) if len(seconds) else (), _mean(seconds))
+    found = spreads(took_s)
     found |= _spread("itl", weighted_percentiles(*gaps(steps_in(journal, window))), mean_gap_s(came))
     found |= _throughput(served, journal, window)
-    found |= _attainment(came, took_s, slo, window.length_s)
+    found |= attainment(came, took_s, slo, window.length_s)
     found |= _occupancy(served, journal, kv_limit, servers, window)
     found |= _queue(served, window)
     found |= _counts(served, journal)
@@ -104,7 +107,7 @@ def figures(
 
 
 def both(
-    served: Served, journal: Steps, *, kv_limit: float, servers: int, slo: Slo | None, window: Window
+    served: Served, journal: Steps, *, kv_limit: float, servers: int, slo: Promised, window: Window
 ) -> dict[str, Figure]:
     """Returns the figures of a window, the `WINDOWED` ones of the whole run with the suffix `WHOLE_RUN`, and
     the window itself.
@@ -121,14 +124,14 @@ def both(
     return {
         **found,
         **{f"{name}{WHOLE_RUN}": whole[name] for name in WINDOWED},
-        "offered_per_s": (_offered_per_s(served, window), "1/s"),
+        "offered_per_s": (offered_per_s(served, window), "1/s"),
         "window_begin_s": (window.begin_s, "s"),
         "window_end_s": (window.end_s, "s"),
         "window_requests": (float(window.came.sum()), ""),
     }
 
 
-def _offered_per_s(served: Served, window: Window) -> float | None:
+def offered_per_s(served: Served, window: Window) -> float | None:
     """Returns the requests that come in a window over its length; in a whole run, until its last arrival."""
     if not window.whole or not len(served):
         return _over(float(window.came.sum()), window.length_s)
@@ -197,6 +200,14 @@ def weighted_percentiles(
     return tuple(values[order[np.searchsorted(reached, needed, side="left")]].tolist())
 
 
+def spreads(took_s: Mapping[str, Floats]) -> dict[str, Figure]:
+    """Returns the means and the percentiles of latencies by their names."""
+    found: dict[str, Figure] = {}
+    for name, seconds in took_s.items():
+        found |= _spread(name, np.percentile(seconds, PERCENTILES) if len(seconds) else (), _mean(seconds))
+    return found
+
+
 def _spread(name: str, percentiles: Sequence[float] | Floats, mean: float | None) -> dict[str, Figure]:
     found: dict[str, Figure] = {f"{name}_mean_s": (mean, "s")}
     for i, percent in enumerate(PERCENTILES):
@@ -249,9 +260,11 @@ def _generated(journal: Steps, window: Window) -> float:
     )
 
 
-def _attainment(
-    came: Served, found_s: Mapping[str, Floats], slo: Slo | None, length_s: float
+def attainment(
+    came: Served, found_s: Mapping[str, Floats], slo: Promised, length_s: float
 ) -> dict[str, Figure]:
+    """Returns the shares of requests that keep an SLO, each by itself and all together, and the goodput over
+    `length_s`. A request without a promise keeps it once it is answered."""
     kept = _kept(came, found_s, slo)
     found: dict[str, Figure] = {}
     for name in ("ttft", "tpot", "e2e"):
@@ -263,15 +276,22 @@ def _attainment(
     return found
 
 
-def _kept(served: Served, found_s: Mapping[str, Floats], slo: Slo | None) -> dict[str, Bools]:
+def _kept(served: Served, found_s: Mapping[str, Floats], slo: Promised) -> dict[str, Bools]:
     """Returns which finished requests meet each given SLO, by its name, each [finished]."""
     if slo is None:
         return {}
     tpot_s = np.zeros(len(found_s["e2e"]))
     tpot_s[served.output_tokens[served.finished] > 1] = found_s["tpot"]
     took_s = {"ttft": found_s["ttft"], "tpot": tpot_s, "e2e": found_s["e2e"]}
-    most_s = {"ttft": slo.ttft_s, "tpot": slo.tpot_s, "e2e": slo.e2e_s}
-    return {name: took_s[name] <= limit_s for name, limit_s in most_s.items() if limit_s is not None}
+    slos = list(slo) if isinstance(slo, Sequence) else [slo]
+    tenant = served.tenant[served.finished]
+    kept: dict[str, Bools] = {}
+    for name, seconds in took_s.items():
+        most_s: list[float | None] = [getattr(one, f"{name}_s") for one in slos]
+        if any(limit_s is not None for limit_s in most_s):
+            by_tenant = np.array([math.inf if limit_s is None else limit_s for limit_s in most_s])
+            kept[name] = seconds <= by_tenant[tenant if len(slos) > 1 else 0]
+    return kept
 
 
 def _occupancy(

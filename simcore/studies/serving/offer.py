@@ -27,8 +27,8 @@ from typing import Protocol
 from simcore.schedules.prefix_cache import identities
 from simcore.sim.garbage import no_collections
 from simcore.sim.runs import Run
-from simcore.workload import arrivals
-from simcore.workload.arrivals import Drawn
+from simcore.workload.drawn import Drawn
+from simcore.workload.drawn import requests as drawn_requests
 from simcore.workload.requests import END, REQUESTS, Journal, Request
 from simcore.workload.spec import ClosedLoop, Workload
 
@@ -131,7 +131,7 @@ def offer(simulation: Run, workload: Workload, drawn: Drawn, to: Router, journal
     if isinstance(workload.arrivals, ClosedLoop):
         return _closed_loop(simulation, workload.arrivals, drawn, to, journal)
     with no_collections():
-        requests = list(arrivals.requests(drawn))
+        requests = list(drawn_requests(drawn))
     if drawn.turns is not None:
         return _sessions(simulation, drawn.turns.opens.tolist(), drawn.turns.think_s, requests, to, journal)
     servers = len(to.ranks)
@@ -151,7 +151,7 @@ def _closed_loop(
     simulation: Run, loop: ClosedLoop, drawn: Drawn, to: Router, journal: Journal
 ) -> list[Request]:
     """Sends requests of clients; each sends its next request `think_s` after its last answer."""
-    source, total = arrivals.requests(drawn), len(drawn.prompt_tokens)
+    source, total = drawn_requests(drawn), len(drawn.prompt_tokens)
     ended = _Ended(total)
     requests: list[Request] = []
 

@@ -32,7 +32,7 @@ from simcore.studies.serving.served import Bools, Occupancy, Served, Steps, serv
 from simcore.studies.serving.strategies import ServingStrategy
 from simcore.studies.serving.window import Window
 from simcore.workload import arrivals
-from simcore.workload.arrivals import Drawn
+from simcore.workload.drawn import Drawn, Tenants
 from simcore.workload.requests import Journal, Request
 
 SERVER = "server"
@@ -212,6 +212,7 @@ class Prepared:
     occupancy: Occupancy
     left_out: int
     opens: Bools | None
+    tenants: Tenants | None
 
     def simulate(self) -> None:
         """Runs the event loop."""
@@ -222,7 +223,7 @@ class Prepared:
         """Returns the results of the run. Raises LawError if a law is broken."""
         laws.enforce(self.simulation.trace)
         found = Result(
-            served(self.requests),
+            served(self.requests, None if self.tenants is None else self.tenants.of),
             self.journal.table(),
             self.room,
             self.simulation.trace,
@@ -261,7 +262,9 @@ def prepared(bench: Bench, case: Case, replica: int, end: End = "value", most: i
     requests = offer(simulation, case.point.workload, drawn, to, journal)
     occupancy = _counted(simulation, journal)
     opens = None if drawn.turns is None else drawn.turns.opens
-    return Prepared(bench, case, room, journal, simulation, requests, occupancy, drawn.left_out, opens)
+    return Prepared(
+        bench, case, room, journal, simulation, requests, occupancy, drawn.left_out, opens, drawn.tenants
+    )
 
 
 def _title(axes: ServingAxes) -> str:

@@ -21,22 +21,11 @@ from simcore.studies.serving.strategies import (
     engine_of,
     label,
 )
-from simcore.workload.spec import ClosedLoop, ConstantLength, TraceArrivals, Workload
+from simcore.workload.spec import ClosedLoop, ConstantLength, OfTenants, Slo, TraceArrivals, Workload
 
 # Most requests of all runs of a scenario together: more are a mistake.
 MOST_REQUESTS_IN_ALL = 1_000_000_000
 Devices = Annotated[int, Field(ge=1, le=1024)]
-Target = Annotated[float, Field(gt=0.0, le=1e6)]
-
-
-class Slo(Strict):
-    """What a request is promised, in seconds; by default nothing."""
-
-    ttft_s: Target | None = Field(default=None, description="longest time to its first token, s")
-    tpot_s: Target | None = Field(
-        default=None, description="longest time per output token after the first, s"
-    )
-    e2e_s: Target | None = Field(default=None, description="longest time to its last token, s")
 
 
 class SharedMemory(Strict):
@@ -129,6 +118,22 @@ class ServingScenario(Common):
         Slo(), description="what a request is promised; goodput counts those that keep all of it"
     )
 
+    @property
+    def slos(self) -> "dict[str, Slo]":
+        """Returns what each tenant's requests are promised, by its name; empty without tenants."""
+        return {one.name: one.slo or self.slo for one in self.workload.tenants}
+
+    @property
+    def common_slo(self) -> Slo:
+        """Returns what all requests are promised: nothing where tenants differ."""
+        several = [*self.slos.values()] or [self.slo]
+        alike = {
+            name: value
+            for name, value in several[0].model_dump().items()
+            if all(getattr(one, name) == value for one in several)
+        }
+        return Slo(**alike)
+
     @model_validator(mode="after")
     def _consistent(self) -> "ServingScenario":
         for place, strategy in enumerate(self.strategies):
@@ -155,6 +160,8 @@ def _check_ranks(place: int, strategy: ServingStrategy, devices: list[int]) -> N
 def _check_one_length(place: int, workload: Workload) -> None:
     if isinstance(workload.arrivals, TraceArrivals):
         found = "workload.arrivals is a trace"
+    elif workload.tenants:
+        found = "workload has tenants"
     elif not isinstance(workload.output_tokens, ConstantLength):
         kind = workload.output_tokens.kind if workload.output_tokens else "missing"
         found = f"workload.output_tokens is {kind}"
@@ -203,9 +210,9 @@ class Point:
 
     @property
     def rate_per_s(self) -> float | None:
-        """The mean rate in the scenario; None for traces and closed loops."""
+        """The mean rate in the scenario; None for traces, closed loops and tenants' own arrivals."""
         arrivals = self.workload.arrivals
-        return None if isinstance(arrivals, TraceArrivals | ClosedLoop) else arrivals.rates[0]
+        return None if isinstance(arrivals, TraceArrivals | ClosedLoop | OfTenants) else arrivals.rates[0]
 
     @property
     def rate_scale(self) -> float:

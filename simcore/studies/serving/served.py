@@ -45,7 +45,8 @@ class Occupancy:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Served:
-    """Columns of `Request`, each [requests], in any order. Times in seconds, NaN if never reached."""
+    """Columns of `Request`, each [requests], in any order. Times in seconds, NaN if never reached. `tenant`:
+    the place of each one's tenant in the workload, 0 without tenants."""
 
     id: Ints
     arrival_s: Floats
@@ -58,6 +59,7 @@ class Served:
     cached_prompt_tokens: Ints
     instance: Ints
     rejected: Bools
+    tenant: NDArray[np.int16]
 
     def __len__(self) -> int:
         return len(self.id)
@@ -81,13 +83,16 @@ class Served:
         return first_s, float(np.max(self.finish_s, where=self.finished, initial=first_s))
 
 
-def served(requests: Sequence[Request]) -> Served:
+def served(requests: Sequence[Request], tenants: NDArray[np.int16] | None = None) -> Served:
     """Returns the columns of requests. A request scheduled at once may be a rounding error before its
-    arrival, since both are different sums: its wait is set to 0."""
+    arrival, since both are different sums: its wait is set to 0. `tenants`: by number of the request."""
     columns: dict[str, NDArray[Any]] = {
         column.name: np.fromiter(map(attrgetter(column.name), requests), _dtype(column.name), len(requests))
         for column in fields(Served)
+        if column.name != "tenant"
     }
+    of = columns["id"]
+    columns["tenant"] = np.zeros(len(of), np.int16) if tenants is None else tenants[of]
     scheduled_s, arrival_s = columns["scheduled_s"], columns["arrival_s"]
     early = (scheduled_s < arrival_s) & (arrival_s - scheduled_s <= ROUNDING * arrival_s)
     columns["scheduled_s"] = np.where(early, arrival_s, scheduled_s)

@@ -34,7 +34,9 @@ from simcore.studies.serving.runner import Bench, Case, Found, Result
 from simcore.studies.serving.scenario import Point, points
 from simcore.studies.serving.strategies import ServingStrategy, label
 from simcore.studies.serving.window import Window, whole_run
-from simcore.workload import arrivals
+from simcore.workload.arrivals import draw
+from simcore.workload.drawn import Drawn, mean_output_tokens, mean_prompt_tokens, offered_rate_per_s
+from simcore.workload.drawn import requests as drawn_requests
 from simcore.workload.requests import Journal
 
 # Requests that are served twice, to check that the run repeats.
@@ -50,7 +52,7 @@ def cases(bench: Bench) -> Iterator[Case]:
     """Yields every strategy at every load, in the order of the file."""
     several = len({point.clients for point in points(bench.scenario)}) > 1
     for point in points(bench.scenario):
-        drawn = arrivals.draw(point.workload, bench.scenario.seed, 0)
+        drawn = draw(point.workload, bench.scenario.seed, 0)
         for strategy in bench.scenario.strategies:
             for variant in single_valued(strategy):
                 name = label(variant)
@@ -59,16 +61,16 @@ def cases(bench: Bench) -> Iterator[Case]:
                 yield Case(_axes(point, drawn, name, variant), point, variant)
 
 
-def _axes(point: Point, drawn: arrivals.Drawn, name: str, variant: ServingStrategy) -> ServingAxes:
+def _axes(point: Point, drawn: Drawn, name: str, variant: ServingStrategy) -> ServingAxes:
     return ServingAxes(
         name_of(variant.kind),
         name,
         point.devices,
         variant.ranks[0],
         len(drawn.prompt_tokens),
-        arrivals.offered_rate_per_s(point.workload, drawn),
-        arrivals.mean_prompt_tokens(drawn),
-        arrivals.mean_output_tokens(drawn),
+        offered_rate_per_s(point.workload, drawn),
+        mean_prompt_tokens(drawn),
+        mean_output_tokens(drawn),
         arriving="requests" if drawn.turns is None else "sessions",
     )
 
@@ -101,7 +103,7 @@ def run(bench: Bench, progress: Progress) -> Outcome:
             "requests.parquet": _stacked([({**_place(one), "replica": 0}, one.requests) for one in found]),
             "levels.parquet": _stacked([(_place(one), one.levels) for one in found]),
         },
-        slo=bench.scenario.slo.model_dump(),
+        slo=bench.scenario.common_slo.model_dump(),
         trace=trace,
         standings=standings(bench, found),
     )
@@ -216,7 +218,7 @@ def _first(bench: Bench, case: Case, *, keep_trace: bool) -> _Replica:
         first.room,
         first.left_out,
         unseen_gaps_s(served, journal) / between_s if between_s else 0.0,
-        _requests(first, window),
+        _requests(first, window, list(bench.scenario.slos)),
         levels(served, journal, kv_limit=first.room.limit, servers=case.servers),
         first.trace if keep_trace else None,
     )
@@ -313,8 +315,9 @@ def _place(one: Found) -> dict[str, Any]:
     }
 
 
-def _requests(result: Result, window: Window) -> dict[str, Any]:
-    """Returns the requests of a run, as columns; `measured`: whether they came in its window."""
+def _requests(result: Result, window: Window, tenants: Sequence[str]) -> dict[str, Any]:
+    """Returns the requests of a run, as columns; `measured`: whether they came in its window; `tenant` only
+    if there are `tenants`, by name."""
     served = result.served
     names = (
         *("instance", "arrival_s", "scheduled_s", "first_token_s", "finish_s", "prompt_tokens"),
@@ -322,6 +325,7 @@ def _requests(result: Result, window: Window) -> dict[str, Any]:
     )
     return {
         "request": served.id,
+        **({"tenant": np.array(tenants, dtype=object)[served.tenant]} if tenants else {}),
         **{name: getattr(served, name) for name in names},
         "status": np.where(served.rejected, "rejected", "finished"),
         "measured": window.came,
@@ -360,7 +364,7 @@ def tape(bench: Bench, record: Any) -> list[str]:
         seen.add(case.axes.label)
         drawn = bench.draw(case, 0)
         room = bench.room(case, drawn)
-        few = [r for r, _ in zip(arrivals.requests(drawn), range(MOST_PRINTED), strict=False)]
+        few = [r for r, _ in zip(drawn_requests(drawn), range(MOST_PRINTED), strict=False)]
         for request in few:
             request.arrival_s = 0.0
         with bench.blamed(case):
