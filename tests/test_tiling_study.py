@@ -481,3 +481,12 @@ def test_a_tape_has_a_prompt_and_at_least_as_many_generated_positions(prompt: in
 
 def test_flat_rows_have_all_columns(whole: Outcome) -> None:
     assert [*flat("tiling", whole.rows[0])] == [*COLUMNS["tiling"]]
+
+
+def test_without_prices_ends_a_predicted_time_has_no_interval() -> None:
+    without, with_ = (
+        {row.metric: row for row in outcome(tokens=64, price_interval=each).rows} for each in (False, True)
+    )
+    assert (without["total_s"].low, without["total_s"].high) == (None, None)
+    assert with_["total_s"].low is not None
+    assert with_["total_s"].value == without["total_s"].value
