@@ -27,7 +27,8 @@ SYMBOLS: Mapping[str, str] = {BETTER: "circle", WORSE: "square", DIFFERS: "diamo
 SIDES = (("A", style.GREY[2][0], "circle-open"), ("B", style.BLUE[3][0], "diamond"))
 # Ratios beyond this are drawn at the edge of the axis.
 FARTHEST = 100.0
-LOG_FROM, ROOM = 20.0, 1.12
+# An interval reaches beyond the outermost mark by this factor at most.
+LOG_FROM, ROOM, REACH = 20.0, 1.06, 1.5
 Named = Sequence[tuple[str, Pair]]
 
 
@@ -48,17 +49,18 @@ def _told(figure: Figure) -> str:
 def ratios(shown: Named) -> go.Figure:
     """Draws the ratio B / A of pairs with their intervals, a row for each, on a logarithmic axis around 1."""
     rows = [(i, name, pair) for i, (name, pair) in enumerate(shown) if pair.ratio and pair.ratio > 0.0]
+    axis = _ratio_ends([pair for _, _, pair in rows])
     figure = go.Figure()
     for verdict, colour in COLOURS.items():
         own = [(i, name, pair) for i, name, pair in rows if pair.verdict == verdict]
         if not own:
             continue
-        at = [_inside(pair.ratio or 1.0) for _, _, pair in own]
+        at = [_clipped(pair.ratio or 1.0, axis) for _, _, pair in own]
         ends = [ratio_ends(pair) or (x, x) for (_, _, pair), x in zip(own, at, strict=True)]
         bar = {
             "type": "data",
-            "array": [max(0.0, _inside(high) - x) for (_, high), x in zip(ends, at, strict=True)],
-            "arrayminus": [max(0.0, x - _inside(low)) for (low, _), x in zip(ends, at, strict=True)],
+            "array": [max(0.0, _clipped(high, axis) - x) for (_, high), x in zip(ends, at, strict=True)],
+            "arrayminus": [max(0.0, x - _clipped(low, axis)) for (low, _), x in zip(ends, at, strict=True)],
             "color": colour,
             "thickness": 1.2,
             "width": 4,
@@ -72,24 +74,25 @@ def ratios(shown: Named) -> go.Figure:
     return common.in_rows(
         figure,
         len(shown),
-        xaxis=_ratio_axis(pair for _, _, pair in rows),
+        xaxis=common.log_axis("B / A (log scale)", *axis, _ticks(*axis)),
         yaxis=common.rows_axis([_row_name(name) for name, _ in shown]),
         meta={"toggles": True, "narrow": {"xaxis.nticks": 5}},
     )
 
 
-def _inside(ratio: float) -> float:
-    return min(max(ratio, 1.0 / FARTHEST), FARTHEST)
+def _clipped(ratio: float, axis: tuple[float, float]) -> float:
+    return min(max(ratio, axis[0]), axis[1])
 
 
-def _ratio_axis(pairs: "Sequence[Pair] | object") -> common.Layout:
-    ends = [1.0]
-    for pair in pairs:  # type: ignore[attr-defined]
-        low, high = ratio_ends(pair) or (pair.ratio, pair.ratio)
-        ends += [_inside(low), _inside(high)]
-    # Both directions have room, that 1 is never at the edge.
-    low, high = min(ends) / ROOM, max(ends) * ROOM
-    return {**common.log_axis("B / A (log scale)", low, high, _ticks(low, high))}
+def _ratio_ends(pairs: Sequence[Pair]) -> tuple[float, float]:
+    """Returns the ends of the axis: all ratios and 1 are inside, and intervals as far as they do not go far
+    beyond."""
+    marks = [1.0, *(min(max(pair.ratio or 1.0, 1.0 / FARTHEST), FARTHEST) for pair in pairs)]
+    least, most = min(marks) / REACH, max(marks) * REACH
+    ends = [end for pair in pairs for end in ratio_ends(pair) or () if end > 0.0]
+    low = max(least, min([*marks, *ends]))
+    high = min(most, max([*marks, *ends]))
+    return low / ROOM, high * ROOM
 
 
 def _ticks(low: float, high: float) -> list[float]:
@@ -103,6 +106,8 @@ def _ticks(low: float, high: float) -> list[float]:
 
 def _row_name(name: str) -> str:
     """Returns the name of a row, broken in two if it is long."""
+    if " → " in name:
+        return in_figure(name).replace(" → ", " →<br>")
     return common.in_two_lines(name) if len(name) > 30 else in_figure(name)
 
 

@@ -16,6 +16,7 @@ from simcore.reports.comparing.words import (
     interval_text,
     metric_text,
     notes,
+    principal,
     ratio_text,
     sentence,
     value_text,
@@ -80,7 +81,7 @@ def _runs(found: Compared) -> Section:
         ("answer", found.a.answer or "none", found.b.answer or "none"),
         ("warnings", *(" — ".join(each.warnings) or "none" for each in (found.a, found.b))),
     ]
-    return common.section("comparison", "runs", table=Table(["", "A", "B"], rows, wraps=True))
+    return common.section("comparison", "both", table=Table(["", "A", "B"], rows, wraps=True))
 
 
 def _device(side: Side) -> str:
@@ -151,7 +152,10 @@ def _beside(found: Compared) -> list[Section]:
         name, own = option
         return figures.beside(own[:MOST_ROWS], scale_of(name, [pair for _, pair in own]))
 
-    plot: Plot = common.plot("beside", "a metric in both runs", [("Metric", options, 0)], draw)
+    told_of = principal(found)
+    opens = metric_text(told_of.metric, told_of.where) if told_of else options[0][0]
+    dimension = common.opening_on("Metric", options, lambda option: option[0] == opens)
+    plot: Plot = common.plot("beside", "a metric in both runs", [dimension], draw)
     most = max(len(own) for _, (_, own) in options)
     told = [f"At most {MOST_ROWS} places are drawn, the most changed ones."] if most > MOST_ROWS else []
     return [common.section("comparison", "beside", plots=[plot], notes=told)]

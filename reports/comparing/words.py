@@ -252,11 +252,15 @@ def _effect(found: Compared) -> str:
         be = "is" if changed == 1 else "are"
         return f"No figure of {len(pairs):,} in both differs for sure; {changed:,} {be} not the same."
     of = f"Of {counted(len(pairs), 'figure')} in both, B is surely {listed(surely)}"
-    principal = next((pair for pair in pairs if pair.sure and pair.metric in PRINCIPAL), None)
-    if principal:
-        return f"{of}: {_told(found, principal)}."
+    if told := principal(found):
+        return f"{of}: {_told(found, told)}."
     first = next((pair for pair in pairs if pair.verdict in (BETTER, WORSE)), pairs[0])
     return f"{of}: most of all {_told(found, first)}."
+
+
+def principal(found: Compared) -> Pair | None:
+    """Returns the most changed figure of a metric that a sentence prefers; None if none differs for sure."""
+    return next((pair for pair in found.main if pair.sure and pair.metric in PRINCIPAL), None)
 
 
 # Metrics that a sentence prefers, if they differ for sure.

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from simcore import compiled
-from simcore.assembly import versions
+from simcore.assembly import code_mark, versions
 from simcore.planning.answer import answer, cost_per_million
 from simcore.planning.points import Benches
 from simcore.planning.questions import DEVICES, Found, Tried, ask, objectives
@@ -80,6 +80,7 @@ class Plan:
             "price_sources": self.shares,
             "devices": self.origins,
             "versions": versions(),
+            "code": code_mark(),
             "event_loop": "compiled" if compiled.in_use() else "sources",
         }
 
