@@ -1,6 +1,6 @@
 """What differs in the inputs of two runs, field by field."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -109,9 +109,10 @@ def aligned(one: Sequence[Any], other: Sequence[Any]) -> list[tuple[int, Any, An
     """
     left, right = list(enumerate(one)), list(enumerate(other))
     pairs: list[tuple[int, Any, Any]] = []
-    for same in (lambda a, b: a == b, lambda a, b: _kind(a) == _kind(b)):
+    parts: tuple[Callable[[Any], Any], ...] = (lambda value: value, _kind)
+    for part in parts:
         for pair in list(left):
-            partner = next((each for each in right if same(pair[1], each[1])), None)
+            partner = next((each for each in right if part(pair[1]) == part(each[1])), None)
             if partner:
                 left.remove(pair)
                 right.remove(partner)

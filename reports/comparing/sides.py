@@ -117,7 +117,8 @@ def _read(folder: Path, kind: str, file: str) -> Side:
     text, document = parsed(folder / asked, of_text(yaml_mapping), ("", nothing))
     summary = parsed(folder / "summary.json", of_text(summary_of), nothing)
     origin = parsed(folder / MARK, of_text(json_object), nothing)
-    rows = parsed(folder / file, of_text(lambda content: _rows(content, NEEDED[file])), [])
+    none: list[dict[str, str]] = []
+    rows = parsed(folder / file, of_text(lambda content: _rows(content, NEEDED[file])), none)
     scenario = document.get("base") if kind == PLAN else document
     scenario = scenario if isinstance(scenario, dict) else {}
     of_rows = next((row["study"] for row in rows if row.get("study")), "")
@@ -195,7 +196,9 @@ def _of_run(rows: Sequence[Mapping[str, str]], folder: Path) -> tuple[list[Figur
         Figure(
             row["metric"],
             _where(row, columns),
-            *(_number(row, name, file) for name in ("value", *INTERVAL)),
+            _number(row, "value", file),
+            _number(row, "low", file),
+            _number(row, "high", file),
             row.get("unit", ""),
         )
         for row in rows
@@ -206,7 +209,8 @@ def _of_run(rows: Sequence[Mapping[str, str]], folder: Path) -> tuple[list[Figur
 def _of_ladder(folder: Path) -> list[Figure]:
     """Returns the errors of a validation's rungs; none of any other run."""
     file = folder / LADDER
-    rows = parsed(file, of_text(lambda content: _rows(content, ("rung", "what"))), [])
+    none: list[dict[str, str]] = []
+    rows = parsed(file, of_text(lambda content: _rows(content, ("rung", "what"))), none)
     return [
         Figure(f"ladder_{name}", _where(row, ("rung", "label", "what")), _number(row, name, file), unit="%")
         for row in rows
