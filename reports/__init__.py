@@ -1,6 +1,8 @@
 """Writes one self-contained HTML page from a run directory.
 
     build(run_dir) -> run_dir / "report.html"
+    comparison(run_dir, run_dir, page) -> both beside each other
+    build_index(folder) -> folder / "index.html", every run directory below
 
 A new study adds a folder with its sections and figures (see `decode/`) and one line in `STUDIES`. Sections
 that every study shows are in `common/`.
@@ -9,12 +11,18 @@ that every study shows are in `common/`.
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from simcore.input.drafts import write_text
+from simcore.input.files import InputError
 from simcore.reports.common import sections as sections_common
+from simcore.reports.comparing import sections as sections_comparing
+from simcore.reports.comparing.sides import read_side
+from simcore.reports.comparing.words import Line, as_data, compared, lines
 from simcore.reports.decode import sections as sections_decode
+from simcore.reports.listing import build_index
 from simcore.reports.operators import sections as sections_operators
 from simcore.reports.page import Opening, Section, render
 from simcore.reports.planning import sections as sections_planning
@@ -24,7 +32,7 @@ from simcore.reports.serving import sections as sections_serving
 from simcore.reports.tiling import sections as sections_tiling
 from simcore.reports.validation import sections as sections_validation
 
-__all__ = ["build"]
+__all__ = ["build", "build_index", "comparison"]
 
 Study = tuple[Callable[[Run], Opening], Callable[[Run], list[Section]]]
 
@@ -66,3 +74,19 @@ def build(run_dir: Path) -> Path:
         content = render(opening(run), shown)
     write_text(page, content)
     return page
+
+
+def comparison(a: Path, b: Path, page: Path | None = None) -> tuple[dict[str, Any], list[Line]]:
+    """Compares two run directories, and writes a page of it if one is named. Returns the comparison as JSON's
+    types, and a line for each metric that differs. Raises InputError, one line, if a directory cannot be
+    read, they are of different studies or kinds, or the page cannot be written."""
+    one, other = read_side(Path(a)), read_side(Path(b))
+    if (one.kind, one.study) != (other.kind, other.study):
+        raise InputError(f"{a} is {one.what}, {b} is {other.what}; two of the same are needed")
+    found = compared(one, other)
+    if page is not None:
+        # Ratios of tiny figures overflow; numpy's warning would say nothing about the runs.
+        with np.errstate(all="ignore"):
+            content = render(sections_comparing.opening(found), sections_comparing.sections(found))
+        write_text(page, content)
+    return as_data(found), lines(found)

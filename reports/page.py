@@ -149,27 +149,43 @@ def asset(name: str) -> str:
 
 
 @cache
-def _template() -> jinja2.Template:
+def _template(name: str) -> jinja2.Template:
     environment = jinja2.Environment(
         autoescape=True,
         trim_blocks=True,
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
         keep_trailing_newline=True,
+        loader=jinja2.FunctionLoader(asset),
     )
-    return environment.from_string(asset("report.html.j2"))
+    return environment.get_template(name)
+
+
+def _look(*sheets: str) -> dict[str, Any]:
+    """Returns what the head of every page is made of; `sheets`: more CSS files."""
+    return {
+        "light": style.variables(0),
+        "dark": style.variables(1),
+        "font": style.FONT,
+        "css": "".join(map(asset, ("report.css", *sheets))),
+    }
 
 
 def render(opening: Opening, sections: Sequence[Section]) -> str:
     """Returns the page as HTML."""
-    return _template().render(
+    return _template("report.html.j2").render(
         opening=opening,
         sections=sections,
-        light=style.variables(0),
-        dark=style.variables(1),
-        font=style.FONT,
-        css=asset("report.css"),
         script=asset("report.js"),
         plotly=get_plotlyjs(),
         data=page_data(sections),
+        **_look(),
+    )
+
+
+def render_index(folder: str, entries: Sequence[Any]) -> str:
+    """Returns the list of the runs in a folder as HTML; `entries` are those of `listing.py`."""
+    count = f"{len(entries):,} run{'' if len(entries) == 1 else 's'}"
+    return _template("index.html.j2").render(
+        folder=folder, entries=entries, count=count, script=asset("index.js"), **_look("index.css")
     )

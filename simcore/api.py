@@ -253,6 +253,25 @@ def report_builder() -> Callable[[Path], Path]:
     return build
 
 
+def folders_compared(a: Path, b: Path, page: Path | None) -> tuple[dict[str, Any], list[Any]]:
+    """Compares two run directories, and writes a page of it if one is named. Returns the comparison as JSON's
+    types, and the lines of the terminal's table. Raises InputError."""
+    report_builder()
+    from simcore import reports  # noqa: PLC0415
+
+    return reports.comparison(a, b, page)
+
+
+def build_index(folder: Path) -> tuple[Path, int, int]:
+    """Writes the list of all run directories below a folder. Returns its path, and how many are listed and
+    how many of these are broken. Raises InputError."""
+    report_builder()
+    from simcore import reports  # noqa: PLC0415
+
+    page, entries = reports.build_index(folder)
+    return page, len(entries), sum(bool(each.broken) for each in entries)
+
+
 def build_report(folder: Path) -> Path:
     """Builds the report of a run directory and returns its path. Raises ValueError and OSError if the
     directory allows no report, and InputError if a package is missing."""

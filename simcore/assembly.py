@@ -31,7 +31,7 @@ from simcore.models.number_formats import format_notes, format_warnings, number_
 from simcore.ops.op import MULTIPLIED_AS, Op, Price, Pricer
 from simcore.scenario import Scenario
 from simcore.sim.contention import Rates, max_min_rates, shared_reads
-from simcore.sim.kept import KeptPrices, cache_folder
+from simcore.sim.kept import KeptPrices, cache_folder, code_digest
 from simcore.sim.runs import Start, simulated
 from simcore.studies import decode, operators, serving, tiling
 from simcore.studies.common import Outcome, Study
@@ -620,8 +620,15 @@ def provenance(
         "laws_checked": [*place.laws, *parts.study.laws],
         **parts.described,
         "versions": versions(),
+        "code": code_mark(),
         "event_loop": "compiled" if compiled.in_use() else "sources",
     }
+
+
+def code_mark() -> str | None:
+    """Returns the beginning of a digest of the code that figures depend on; None if it cannot be read."""
+    digest = code_digest()
+    return digest[:12] if digest else None
 
 
 def versions() -> dict[str, str]:

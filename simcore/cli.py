@@ -344,6 +344,38 @@ def report(
     typer.echo(page)
 
 
+RunDir = Annotated[Path, typer.Argument(metavar="DIR", help="a run directory", show_default=False)]
+
+
+@app.command()
+def compare(
+    a: RunDir,
+    b: RunDir,
+    as_json: Annotated[bool, typer.Option("--json", help="print the comparison as JSON")] = False,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", metavar="DIR|FILE.html", help="where to write a page", show_default=False),
+    ] = None,
+) -> None:
+    """Compare two runs of one study: what differs in their inputs, and what that does to the results."""
+    page = None if out is None else rundir.page_at(out, "compare.html")
+    found, lines = api.folders_compared(a, b, page)
+    if as_json:
+        typer.echo(json.dumps(found, indent=1, allow_nan=False))
+    else:
+        terminal.show_compared(found, lines, page)
+
+
+@app.command()
+def index(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="where runs are")] = Path("runs"),
+) -> None:
+    """List all runs below a folder on a page, index.html: sorted, searched, with links to their reports."""
+    page, runs, broken = api.build_index(folder)
+    said = f", {broken:,} of them broken" if broken else ""
+    typer.echo(f"{page}: {runs:,} run{'' if runs == 1 else 's'}{said}")
+
+
 @app.command()
 def export(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="a run of study serving", show_default=False)],

@@ -89,6 +89,19 @@ def _check_target(target: Path) -> None:
         raise InputError(f"--out {target}: {parent} cannot be written to")
 
 
+def page_at(out: Path, name: str) -> Path:
+    """Returns where a page goes that is no run's own: a file, or `name` in a folder. Raises InputError if the
+    folder is a run directory, which no run could replace any more."""
+    page = out if out.suffix == ".html" and not out.is_dir() else out / name
+    if (page.parent / MARK).exists():
+        raise InputError(f"--out {out}: {page.parent} is a run directory; another folder or file is needed")
+    try:
+        page.parent.mkdir(parents=True, exist_ok=True)
+    except (OSError, ValueError) as error:
+        raise InputError(f"--out {out}: cannot be written: {getattr(error, 'strerror', error)}") from None
+    return page
+
+
 @contextmanager
 def written_whole(target: Path) -> Iterator[Path]:
     """Yields a temporary directory that becomes `target` if the block succeeds and is removed if not. Raises

@@ -226,6 +226,32 @@ def judged(lines: Sequence[Mapping[str, Any]], limits: Mapping[str, float], *, e
     return table, keys
 
 
+# Lines of a comparison at most; all figures are in --json and on the page.
+MOST_METRICS = 16
+
+
+def show_compared(found: Mapping[str, Any], lines: Sequence[Any], page: Path | None) -> None:
+    """Prints a comparison: both answers, the most changed metrics, notes, last the sentence and the page."""
+    sides = {letter.upper(): found[letter] for letter in ("a", "b")}
+    for letter, side in {} if found["identical"] else sides.items():
+        about = f"{side['folder']}: {side['answer'] or 'no answer'}"
+        _print_words(f"[bold]{letter}[/bold]  {escape(about)}")
+    if lines:
+        names = ("metric", "most changed at", "A", "B", "B / A", "B is, for sure")
+        table = _empty("", names, words=("metric", "most changed at", "B is, for sure"))
+        for line in lines[:MOST_METRICS]:
+            table.add_row(*map(escape, (line.metric, line.where, line.a, line.b, line.ratio, line.sure)))
+        _console().print()
+        _print_table(table, 2)
+        if (more := len(lines) - MOST_METRICS) > 0:
+            _print_words(f"and {more:,} more metrics: --json, or the page of --out")
+    for text in found["notes"]:
+        _print_words(escape(text))
+    _print_words(f"\n[bold]{escape(found['says'])}[/bold]")
+    if page is not None:
+        _console().print(f"\npage: {escape(str(page))}", soft_wrap=True)
+
+
 def _short(metric: str) -> str:
     """Returns the name of a metric for a column.
 

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from simcore import compiled
-from simcore.assembly import versions
+from simcore.assembly import code_mark, versions
 from simcore.planning import break_even
 from simcore.planning.answer import answer, cost_per_million, devices
 from simcore.planning.commands import how_to_run
@@ -104,6 +104,7 @@ class Plan:
             "price_sources": self.shares,
             "devices": self.origins,
             "versions": versions(),
+            "code": code_mark(),
             "event_loop": "compiled" if compiled.in_use() else "sources",
         }
 
