@@ -15,6 +15,7 @@ import pytest
 
 from simcore.input.files import InputError
 from simcore.machine.laws import digest
+from simcore.machine.machine import DeadlockError, Machine, Program
 from simcore.scenario import parse_scenario
 from simcore.sim.runs import span_by_span
 from simcore.studies.serving import laws
@@ -24,6 +25,7 @@ from simcore.studies.serving.runner import Bench, Case, Result
 from simcore.studies.serving.served import Floats
 from simcore.studies.serving.study import cases, refusal
 from simcore.studies.serving.window import whole_run
+from simcore.workload.requests import REQUESTS
 from tests.test_serving import Document, bench, document, outcome, strategy, workload
 
 CLOSE = 1e-9
@@ -360,6 +362,27 @@ def test_bad_input_is_refused_in_one_line(by: Document, said: str) -> None:
 def test_a_rule_given_twice_is_refused() -> None:
     with pytest.raises(InputError, match="autoscaling: has a rule twice: autoscaled to 2 open requests"):
         parse_scenario(scaled(rule(target=[2.0, 4.0]), rule(target=2.0)), "test")
+
+
+def test_a_server_that_never_answers_is_a_deadlock_and_no_endless_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def idle(m: Machine) -> Program:
+        while True:
+            yield m.recv(REQUESTS)
+
+    table = bench(scaled(rule()))
+    monkeypatch.setattr(table, "program", lambda case, room, m, journal: idle(m))
+    with pytest.raises(DeadlockError):
+        table.run(next(cases(table)), 0)
+
+
+def test_a_case_with_fewer_servers_than_the_least_is_refused() -> None:
+    table = bench(scaled(rule(min_servers=3)))
+    (case,) = cases(table)
+    assert refusal(table, case) is None
+    few = replace(case, axes=replace(case.axes, devices=2))
+    assert "autoscaling: min_servers: is 3; at most 2 are there" in (refusal(table, few) or "")
 
 
 def test_a_real_machine_refuses() -> None:

@@ -27,6 +27,7 @@ from simcore.studies.common import Outcome, Progress, Row, ServingAxes, shares_o
 from simcore.studies.own import OwnError, name_of
 from simcore.studies.processes import in_processes
 from simcore.studies.serving.answer import answer, notes, standings, warnings
+from simcore.studies.serving.autoscaling import Rule
 from simcore.studies.serving.certainty import intervals
 from simcore.studies.serving.figures import Figure, latencies, over_replicas, unseen_gaps_s
 from simcore.studies.serving.levels import levels
@@ -120,8 +121,8 @@ def refusal(bench: Bench, case: Case) -> str | None:
     if hardware.measured and case.axes.devices > hardware.max_devices:
         return f"{case.axes.label}: devices: {case.axes.devices} are more than the one of this machine"
     reason = hardware.usable(ranks)
-    if hardware.measured and case.scaling is not None:
-        reason = "autoscaling: a real machine runs all its servers all the time; kind none is allowed"
+    if case.scaling is not None:
+        reason = _no_scaling(case.scaling, case.servers, measured=hardware.measured) or reason
     if reason is not None:
         return f"{case.axes.label}: {reason}"
     try:
@@ -133,6 +134,15 @@ def refusal(bench: Bench, case: Case) -> str | None:
         return str(error)
     except ValueError as error:  # a model that cannot be sharded so
         return f"{case.axes.label}: {error}"
+    return None
+
+
+def _no_scaling(rule: Rule, servers: int, *, measured: bool) -> str | None:
+    """Returns the reason why so many servers cannot start and stop by a rule, or None if they can."""
+    if measured:
+        return "autoscaling: a real machine runs all its servers all the time; kind none is allowed"
+    if rule.min_servers[0] > servers:
+        return f"autoscaling: min_servers: is {rule.min_servers[0]}; at most {servers} are there"
     return None
 
 
