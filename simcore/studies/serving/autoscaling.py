@@ -57,12 +57,12 @@ class _Scaled(Strict):
     def _settings(self) -> str:
         """Returns the settings that are not the default ones, in words."""
         words = [
-            (self.min_servers, [1], "at least {}"),
-            (self.start_s, [60.0], "{:.12g} s to start"),
-            (self.check_s, [10.0], "a check each {:.12g} s"),
-            (self.keep_s, [0.0], "kept {:.12g} s"),
+            (float(self.min_servers[0]), 1.0, "at least {:.12g}"),
+            (self.start_s[0], 60.0, "{:.12g} s to start"),
+            (self.check_s[0], 10.0, "a check each {:.12g} s"),
+            (self.keep_s[0], 0.0, "kept {:.12g} s"),
         ]
-        return "".join(f", {text.format(value[0])}" for value, usual, text in words if value != usual)
+        return "".join(f", {text.format(value)}" for value, usual, text in words if value != usual)
 
 
 class ByOpenRequests(_Scaled):
@@ -75,7 +75,8 @@ class ByOpenRequests(_Scaled):
 
     def label(self) -> str:
         """Returns its name in results."""
-        return f"autoscaled to {self.target[0]:.12g} open requests{self._settings()}"
+        one = self.target[0] == 1.0
+        return f"autoscaled to {self.target[0]:.12g} open request{'' if one else 's'}{self._settings()}"
 
     def wanted(self, open_requests: int, busy_s: float, elapsed_s: float) -> int:
         """Returns the servers that it wants; `busy_s`: see `ByUtilisation`."""
