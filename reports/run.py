@@ -41,6 +41,8 @@ LEVEL_NUMBERS = (
     "devices", "requests", "rate_per_s", "prompt_mean", "output_mean", "t_s", "queue", "batch", "kv_share",
     "tokens",
 )  # fmt: skip
+# A column of levels only with autoscaling.
+SERVERS = "servers"
 TILING_CASE = ("layers", "channels", "tokens", "batch")
 # File of the tiling study -> its columns of text and of numbers.
 TILING_FILES: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
@@ -425,6 +427,12 @@ def _requests(path: Path) -> pd.DataFrame:
     return _parquet(path, REQUEST_TEXT, REQUEST_NUMBERS).assign(**{REQUEST_MARK: 1.0})
 
 
+def _levels(path: Path) -> pd.DataFrame:
+    """Reads the levels over time; the number of servers too, where they start and stop."""
+    servers = (SERVERS,) if SERVERS in _names(path) else ()
+    return _parquet(path, LEVEL_TEXT, (*LEVEL_NUMBERS, *servers))
+
+
 def parsed(path: Path, parse: Callable[[Path], Parsed], otherwise: Parsed) -> Parsed:
     """Parses a file; returns `otherwise` if the file does not exist. Raises ValueError, one line that names
     the file, if its content is invalid."""
@@ -493,7 +501,7 @@ def read_run(run_dir: Path) -> Run:
             _requests,
             _nothing(REQUEST_TEXT, (*REQUEST_NUMBERS, REQUEST_MARK)),
         ),
-        levels=rows("levels.parquet", LEVEL_TEXT, LEVEL_NUMBERS),
+        levels=parsed(run_dir / "levels.parquet", _levels, _nothing(LEVEL_TEXT, LEVEL_NUMBERS)),
         **tilings,
         ladder=parsed(run_dir / "ladder.csv", of_text(_ladder), _nothing(LADDER_TEXT, LADDER_NUMBERS)),
         prices=parsed(run_dir / "prices.csv", of_text(_prices), _nothing(PRICE_TEXT, PRICE_NUMBERS)),

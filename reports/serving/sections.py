@@ -21,7 +21,7 @@ from simcore.reports.common.cases import cases_of
 from simcore.reports.common.figures import Scale, Variant, variants
 from simcore.reports.common.sections import Row
 from simcore.reports.page import Definition, Details, Opening, Plot, Section, Table, Tile
-from simcore.reports.run import REQUEST_MARK, SESSIONS, Run, extreme
+from simcore.reports.run import REQUEST_MARK, SERVERS, SESSIONS, Run, extreme
 from simcore.reports.serving import figures
 from simcore.reports.text import counted, known, listed, percent, recorded, significant, times
 
@@ -71,6 +71,10 @@ OTHER_METRICS: Mapping[str, tuple[str, str, float]] = {
     "max_batch": ("batch, largest", "", 1),
     "mean_queue": ("queue, mean", "", 1),
     "max_queue": ("queue, longest", "", 1),
+    "device_hours": ("device hours", "h", 1),
+    "device_time_saved": ("device time saved", "%", 100),
+    "mean_servers": ("servers, mean", "", 1),
+    "max_servers": ("servers, most", "", 1),
     "prefix_hit_share": ("prompt tokens from the cache", "%", 100),
     "speedup": ("speed-up over concurrent instances", "×", 1),
     "overlap": ("overlap of an iteration", "%", 100),
@@ -180,7 +184,7 @@ def sections(run: Run) -> list[Section]:
         *_trends(of),
         *_over_time(of, levels, "tokens", TOKENS),
         *_gantt(of, cases),
-        *_over_time(of, levels, "levels", LEVELS),
+        *_over_time(of, levels, "levels", _levels_shown(run)),
         *_slo(of),
         *_tenants(of),
         *_flover(of),
@@ -559,6 +563,11 @@ LEVELS = (
     ("batch", ("batch", Scale("requests in a step"))),
     ("KV use", ("kv_share", Scale("KV in use", "%", 100.0))),
 )
+SERVERS_LEVEL = ("servers", (SERVERS, Scale("servers that hold their devices")))
+
+
+def _levels_shown(run: Run) -> tuple[common.Option, ...]:
+    return (*LEVELS, SERVERS_LEVEL) if SERVERS in run.levels else LEVELS
 
 
 def _thinned(rows: pd.DataFrame, most: int) -> pd.DataFrame:

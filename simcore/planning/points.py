@@ -15,6 +15,7 @@ from simcore.input.fields import DeviceChoice
 from simcore.input.files import InputError
 from simcore.scenario import resolved
 from simcore.sim.kept import code_digest
+from simcore.studies.serving.autoscaling import FixedFleet
 from simcore.studies.serving.engines.presets import with_engines
 from simcore.studies.serving.runner import Bench, Case
 from simcore.studies.serving.scenario import ServingScenario
@@ -22,7 +23,17 @@ from simcore.studies.serving.study import cases, refusal
 
 # Fields that neither the model nor the prices of its ops depend on.
 FREE = frozenset(
-    {"name", "seed", "workload", "strategies", "devices", "routing", "kv_blocks", "memory_share"}
+    {
+        "name",
+        "seed",
+        "workload",
+        "strategies",
+        "devices",
+        "routing",
+        "autoscaling",
+        "kv_blocks",
+        "memory_share",
+    }
     | {"price_interval", "contention", "measure", "slo", "replicas", "published"}
 )
 # Fields that no run depends on.
@@ -140,6 +151,7 @@ def _single(scenario: ServingScenario, case: Case) -> ServingScenario:
             "devices": [case.point.devices],
             "workload": case.point.workload,
             "strategies": [case.strategy],
+            "autoscaling": [case.scaling or FixedFleet(kind="none")],
         }
     )
 

@@ -324,9 +324,45 @@ def notes(bench: Bench, found: Sequence[Found]) -> list[str]:
                 f"{_load(one.case)}, {one.case.axes.label}: {share:.1%} of the prompt tokens come from"
                 " the cache and are not computed"
             )
+    told += _autoscaled(found)
     if bench.scenario.replicas == 1:
         told.append("one replica: no interval says how far chance goes; set replicas")
     return told
+
+
+def _autoscaled(found: Sequence[Found]) -> list[str]:
+    """Returns what each rule of autoscaling spares and loses, against all servers all the time."""
+    return [
+        f"{_load(one.case)}, {one.case.axes.label}: {_spared(one)}{_lost(one, found)}"
+        for one in found
+        if one.case.scaling is not None
+    ]
+
+
+def _spared(one: Found) -> str:
+    saved, mean, hours = (one.value(name) for name in ("device_time_saved", "mean_servers", "device_hours"))
+    if saved is None or mean is None or hours is None:
+        return "the run takes no time"
+    held = f"{mean:.3g} of {one.case.servers} servers, {hours:.3g} device hours"
+    return f"{saved:.1%} of the device time saved ({held})"
+
+
+def _lost(one: Found, found: Sequence[Found]) -> str:
+    """Returns the SLO attainment or, without SLOs, the latency beside that of the same case with all servers,
+    in words; empty if there is no such case."""
+    fixed = next(
+        (other for other in found if other.case.scaling is None and _same_but_scaling(one, other)), None
+    )
+    if fixed is None:
+        return ""
+    if fixed.value("slo_attainment") is None:
+        return f"; p99 E2E {_time(one, 'e2e_p99_s')} instead of {_time(fixed, 'e2e_p99_s')}"
+    return f"; {_share(one)} of the requests keep the SLOs instead of {_share(fixed)}"
+
+
+def _same_but_scaling(one: Found, other: Found) -> bool:
+    ours, theirs = one.case, other.case
+    return ours.point == theirs.point and repr(ours.strategy) == repr(theirs.strategy)
 
 
 def _beyond_memory(bench: Bench, found: Sequence[Found]) -> list[str]:

@@ -12,6 +12,8 @@
                      sum(decoding * (end_s - start_s)) <= sum(finish_s - first_token_s)
 8  reuse         the last token of a prompt is computed, from which the answer comes:
                      0 <= cached_prompt_tokens < prompt_tokens
+9  fleet         with autoscaling, a request comes while its server takes requests, and is answered before the
+                 server's devices are free; a server does not start while it holds its devices
 
 Law 6 over the duration is L = lambda W, with the machine's count on one side and the times in the requests on
 the other; law 7 is the same for the requests that decode, with the journal's count.
@@ -26,6 +28,7 @@ import numpy as np
 
 from simcore.machine.laws import MOST_PER_LAW, ROUNDING, broken_laws
 from simcore.machine.machine import LawError
+from simcore.studies.serving.autoscaling import Fleet
 from simcore.studies.serving.served import Bools, Floats, Ints, Occupancy, Served, Steps
 
 # Rounding error of a difference of sums of times, relative to the sums.
@@ -36,13 +39,16 @@ REQUEST_TIMES = ("arrival_s", "scheduled_s", "first_token_s", "finish_s")
 @dataclass(frozen=True, slots=True, eq=False)
 class Run:
     """The run that laws check. `kv_limit`: units of KV of one server; `in_turn`: whether the order of arrival
-    is kept; `occupancy`: the machine's count of requests, or None."""
+    is kept; `occupancy`: the machine's count of requests, or None; `fleet`: which servers, of `ranks` ranks
+    each, held their devices when, or None."""
 
     served: Served
     journal: Steps
     kv_limit: float
     in_turn: bool = True
     occupancy: Occupancy | None = None
+    fleet: Fleet | None = None
+    ranks: int = 1
 
 
 def conservation(run: Run) -> Iterator[str]:
@@ -135,6 +141,30 @@ def reuse(run: Run) -> Iterator[str]:
     yield from _named(wrong, served.id, "has no token of its prompt to compute, or more than it has")
 
 
+def fleet(run: Run) -> Iterator[str]:
+    """Law 9."""
+    if run.fleet is None:
+        return
+    served, of = run.served, run.fleet
+    server = served.instance // run.ranks
+    for number in range(of.servers):
+        stints = np.flatnonzero(of.server == number)
+        # Never is a time here that rounding can be taken from.
+        again_s, freed_s = of.started_s[stints][1:], of.freed_s[stints][:-1].clip(max=1e300)
+        yield from _named(_before(again_s, freed_s), stints[1:], "begins before its server is off", "stint")
+        those = np.flatnonzero(server == number)
+        if not len(stints):
+            yield from _named(np.ones(len(those), np.bool_), served.id[those], "went to a server that is off")
+            continue
+        # The last stint that was ready when the request came.
+        which = np.searchsorted(of.ready_s[stints], served.arrival_s[those], side="right") - 1
+        one = stints[which.clip(0)]
+        late = (which < 0) | _before(of.stopped_s[one], served.arrival_s[those])
+        yield from _named(late, served.id[those], "went to a server that takes none")
+        left = _before(of.freed_s[one], served.finish_s[those])
+        yield from _named(left, served.id[those], "was answered after its server was off")
+
+
 LAWS: Mapping[str, Callable[[Run], Iterator[str]]] = {
     "conservation": conservation,
     "causality": causality,
@@ -144,6 +174,7 @@ LAWS: Mapping[str, Callable[[Run], Iterator[str]]] = {
     "Little": little,
     "decoding": decoding,
     "reuse": reuse,
+    "fleet": fleet,
 }
 
 

@@ -85,6 +85,10 @@ class PrefixAware:
                 return best
         return open_requests.index(least)
 
+    def forget(self, server: int) -> None:
+        """Forgets what was sent to a server, whose cache is lost."""
+        self.sent[server].clear()
+
     def _remember(self, sent: OrderedDict[int, None], names: Sequence[int]) -> None:
         # In reverse order, so that the beginning of a prompt is remembered longer than its end.
         for name in reversed(names):
@@ -94,13 +98,33 @@ class PrefixAware:
             sent.popitem(last=False)
 
 
+class Sender(Protocol):
+    """Chooses the rank of a request, and is told of each answer."""
+
+    @property
+    def alone(self) -> int | None:
+        """The rank that gets every request, with nothing to choose or to tell; None if several may."""
+
+    def __call__(self, item: object) -> Sequence[int]:
+        """Returns the ranks that get an item."""
+
+    def answered(self, request: Request, at_s: float) -> None:
+        """Counts a request as answered."""
+
+
 @dataclass(slots=True)
 class Router:
-    """Chooses the rank of a request. `open_requests`: unanswered requests of each server."""
+    """Chooses the rank of a request among servers that run all the time; a `Sender`. `open_requests`:
+    unanswered requests of each server."""
 
     ranks: Sequence[int]
     choose: Choice
     open_requests: list[int]
+
+    @property
+    def alone(self) -> int | None:
+        """See `Sender`."""
+        return self.ranks[0] if len(self.ranks) == 1 else None
 
     def __call__(self, item: object) -> Sequence[int]:
         """Returns the ranks that get an item: one for a request, all for the end."""
@@ -110,23 +134,29 @@ class Router:
         self.open_requests[server] += 1
         return (self.ranks[server],)
 
-    def answered(self, request: Request) -> None:
+    def answered(self, request: Request, at_s: float) -> None:
         """Counts a request as answered."""
+        del at_s
         self.open_requests[self.ranks.index(request.instance)] -= 1
 
 
-def router(routing: str, servers: int, ranks: int, kv_tokens: int) -> Router:
-    """Returns a router to `servers` servers of `ranks` devices each, with room for `kv_tokens` in each one's
-    cache."""
+def choice(routing: str, servers: int, kv_tokens: int) -> Choice:
+    """Returns the choice among `servers` servers with room for `kv_tokens` in each one's cache."""
     choices: dict[str, Choice] = {
         "least_loaded": least_loaded,
         "round_robin": round_robin(servers),
         "prefix_aware": PrefixAware(servers, kv_tokens // ROUTER_BLOCK),
     }
-    return Router([i * ranks for i in range(servers)], choices[routing], [0] * servers)
+    return choices[routing]
 
 
-def offer(simulation: Run, workload: Workload, drawn: Drawn, to: Router, journal: Journal) -> list[Request]:
+def router(routing: str, servers: int, ranks: int, kv_tokens: int) -> Router:
+    """Returns a router to `servers` servers of `ranks` devices each, with room for `kv_tokens` in each one's
+    cache."""
+    return Router([i * ranks for i in range(servers)], choice(routing, servers, kv_tokens), [0] * servers)
+
+
+def offer(simulation: Run, workload: Workload, drawn: Drawn, to: Sender, journal: Journal) -> list[Request]:
     """Sends the requests, and after them the end. Returns a list that holds all requests after the run."""
     if isinstance(workload.arrivals, ClosedLoop):
         return _closed_loop(simulation, workload.arrivals, drawn, to, journal)
@@ -134,21 +164,21 @@ def offer(simulation: Run, workload: Workload, drawn: Drawn, to: Router, journal
         requests = list(drawn_requests(drawn))
     if drawn.turns is not None:
         return _sessions(simulation, drawn.turns.opens.tolist(), drawn.turns.think_s, requests, to, journal)
-    servers = len(to.ranks)
-    if servers > 1:
-        journal.answered = lambda request, _: to.answered(request)
+    alone = to.alone
+    if alone is None:
+        journal.answered = to.answered
 
     def coming() -> Iterator[tuple[float, object]]:
         for request in requests:
             yield request.arrival_s, request
         yield requests[-1].arrival_s, END
 
-    simulation.feed(to if servers > 1 else 0, REQUESTS, coming())
+    simulation.feed(to if alone is None else alone, REQUESTS, coming())
     return requests
 
 
 def _closed_loop(
-    simulation: Run, loop: ClosedLoop, drawn: Drawn, to: Router, journal: Journal
+    simulation: Run, loop: ClosedLoop, drawn: Drawn, to: Sender, journal: Journal
 ) -> list[Request]:
     """Sends requests of clients; each sends its next request `think_s` after its last answer."""
     source, total = drawn_requests(drawn), len(drawn.prompt_tokens)
@@ -162,7 +192,7 @@ def _closed_loop(
         simulation.feed(to, REQUESTS, ended.after([request]))
 
     def answered(request: Request, at_s: float) -> None:
-        to.answered(request)
+        to.answered(request, at_s)
         if len(requests) < total:
             send(at_s + loop.think_s)
 
@@ -177,7 +207,7 @@ def _sessions(
     opens: Sequence[bool],
     think_s: float,
     requests: list[Request],
-    to: Router,
+    to: Sender,
     journal: Journal,
 ) -> list[Request]:
     """Sends sessions that begin at their drawn times; after a rejected turn a session goes on with the
@@ -185,7 +215,7 @@ def _sessions(
     ended = _Ended(len(requests))
 
     def answered(request: Request, at_s: float) -> None:
-        to.answered(request)
+        to.answered(request, at_s)
         number = request.id + 1
         if number < len(requests) and not opens[number]:
             requests[number].arrival_s = at_s + think_s

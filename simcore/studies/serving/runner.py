@@ -24,9 +24,11 @@ from simcore.studies.common import ServingAxes, shares_of
 from simcore.studies.hardware import Hardware, at_end
 from simcore.studies.own import OwnError, blamed
 from simcore.studies.serving import laws as serving_laws
+from simcore.studies.serving.autoscaling import Fleet, Rule
 from simcore.studies.serving.figures import Figure, over_replicas
 from simcore.studies.serving.kv_memory import Room, ServerMemory
-from simcore.studies.serving.offer import offer, router
+from simcore.studies.serving.offer import choice, offer, router
+from simcore.studies.serving.scaler import Scaler
 from simcore.studies.serving.scenario import Point, ServingScenario, SharedMemory, Throughput
 from simcore.studies.serving.served import Bools, Occupancy, Served, Steps, served
 from simcore.studies.serving.strategies import ServingStrategy
@@ -40,21 +42,24 @@ SERVER = "server"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Case:
-    """One strategy at one load; every list field has one value."""
+    """One strategy at one load; every list field has one value. `scaling`: the rule by which servers start
+    and stop, None if all run all the time."""
 
     axes: ServingAxes
     point: Point
     strategy: ServingStrategy
+    scaling: Rule | None = None
 
     @property
     def servers(self) -> int:
-        """Number of groups of devices that each serve independently."""
+        """Number of groups of devices that each serve independently; with autoscaling, the most."""
         return self.axes.devices // self.axes.ranks
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Result:
-    """The results of one run. `opens`: which requests open a session, [requests]; None: no sessions."""
+    """The results of one run. `opens`: which requests open a session, [requests]; None: no sessions. `fleet`:
+    which servers held their devices when; None in a scenario without autoscaling."""
 
     served: Served
     journal: Steps
@@ -62,6 +67,7 @@ class Result:
     trace: Trace
     left_out: int
     opens: Bools | None = None
+    fleet: Fleet | None = None
 
 
 @dataclass(slots=True)
@@ -213,11 +219,25 @@ class Prepared:
     left_out: int
     opens: Bools | None
     tenants: Tenants | None
+    scaler: Scaler | None = None
 
     def simulate(self) -> None:
         """Runs the event loop."""
         with no_collections():
-            self.simulation.run(lambda m: self.bench.program(self.case, self.room, m, self.journal))
+            self.simulation.run(self._program)
+
+    def _program(self, m: Machine) -> Program:
+        def serve() -> Program:
+            return self.bench.program(self.case, self.room, m, self.journal)
+
+        return serve() if self.scaler is None else self.scaler.program(m, serve)
+
+    @property
+    def fleet(self) -> Fleet | None:
+        """See `Result`."""
+        if self.scaler is not None:
+            return self.scaler.fleet
+        return Fleet.fixed(self.case.servers) if self.bench.scenario.scales else None
 
     def result(self) -> Result:
         """Returns the results of the run. Raises LawError if a law is broken."""
@@ -229,9 +249,17 @@ class Prepared:
             self.simulation.trace,
             self.left_out,
             self.opens,
+            self.fleet,
         )
-        in_turn = self.case.strategy.in_turn
-        run = serving_laws.Run(found.served, found.journal, self.room.limit, in_turn, self.occupancy)
+        run = serving_laws.Run(
+            found.served,
+            found.journal,
+            self.room.limit,
+            self.case.strategy.in_turn,
+            self.occupancy,
+            found.fleet,
+            self.case.axes.ranks,
+        )
         serving_laws.enforce(run)
         return found
 
@@ -258,13 +286,18 @@ def prepared(bench: Bench, case: Case, replica: int, end: End = "value", most: i
         holds={"kv_tokens": len(drawn.prompt_tokens) * (drawn.longest_prompt + drawn.max_tokens)},
     )
     simulation = bench.hardware.start(setup)
-    to = router(bench.scenario.routing, case.servers, case.axes.ranks, room.kv_tokens)
+    scaler = None if case.scaling is None else _scaler(bench, case, room, simulation, case.scaling)
+    to = scaler or router(bench.scenario.routing, case.servers, case.axes.ranks, room.kv_tokens)
     requests = offer(simulation, case.point.workload, drawn, to, journal)
     occupancy = _counted(simulation, journal)
     opens = None if drawn.turns is None else drawn.turns.opens
-    return Prepared(
-        bench, case, room, journal, simulation, requests, occupancy, drawn.left_out, opens, drawn.tenants
-    )
+    left, tenants = drawn.left_out, drawn.tenants
+    return Prepared(bench, case, room, journal, simulation, requests, occupancy, left, opens, tenants, scaler)
+
+
+def _scaler(bench: Bench, case: Case, room: Room, simulation: Run, rule: Rule) -> Scaler:
+    ranks = range(0, case.axes.devices, case.axes.ranks)
+    return Scaler(simulation, rule, ranks, choice(bench.scenario.routing, len(ranks), room.kv_tokens))
 
 
 def _title(axes: ServingAxes) -> str:

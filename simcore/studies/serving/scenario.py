@@ -1,7 +1,7 @@
 """Scenarios of the study `serving`: arriving requests, strategies, SLOs.
 
 servers of a strategy = devices // ranks
-runs = devices * workloads * sum over strategies of their variants * replicas
+runs = devices * workloads * sum over strategies of their variants * rules of autoscaling * replicas
 """
 
 from collections.abc import Iterator
@@ -13,6 +13,7 @@ from pydantic import Field, model_validator
 from simcore.input.fields import MOST_RUNS, FieldError, Many, Strict, count, single_valued
 from simcore.studies.fields import Common
 from simcore.studies.own import OrOwn, check_labels
+from simcore.studies.serving.autoscaling import Autoscaling, FixedFleet, Rule
 from simcore.studies.serving.kv_memory import MemoryShare
 from simcore.studies.serving.strategies import (
     IterationBatching,
@@ -25,6 +26,8 @@ from simcore.workload.spec import ClosedLoop, ConstantLength, OfTenants, Slo, Tr
 
 # Most requests of all runs of a scenario together: more are a mistake.
 MOST_REQUESTS_IN_ALL = 1_000_000_000
+# Most checks of autoscaling in a server's start, or for which a wanted number is kept.
+MOST_CHECKS = 10_000
 Devices = Annotated[int, Field(ge=1, le=1024)]
 
 
@@ -94,6 +97,10 @@ class ServingScenario(Common):
         description="which server a request goes to: each in turn, that with fewest open requests, or that"
         " which was sent the longest beginning of its prompt",
     )
+    autoscaling: Many[Annotated[Autoscaling, Field(discriminator="kind")]] = Field(
+        [FixedFleet(kind="none")],
+        description="rule by which servers start and stop, at most as many as devices make; none: all run",
+    )
     kv_blocks: Annotated[int, Field(ge=1, le=2**40)] | None = Field(
         None, description="KV blocks (or slots) of a server, in place of the memory that the model leaves"
     )
@@ -140,11 +147,27 @@ class ServingScenario(Common):
             _check_ranks(place, strategy, self.devices)
             if isinstance(strategy, IterationBatching):
                 _check_one_length(place, self.workload)
+        for place, autoscaling in enumerate(self.autoscaling):
+            _check_autoscaling(place, autoscaling, self)
+        names = [rule.label() for rule in self.rules if rule is not None]
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise FieldError("autoscaling", f"has a rule twice: {twice[0]}; each may be given once")
         _check_amount(self)
         # The fields that an engine fills in depend on the device, so its labels are checked later.
         placed = enumerate(self.strategies)
         check_labels(((place, one) for place, one in placed if not engine_of(one)), label)
         return self
+
+    @property
+    def rules(self) -> list[Rule | None]:
+        """The rules of autoscaling, each field with one value; None: all servers run."""
+        each = (one for autoscaling in self.autoscaling for one in single_valued(autoscaling))
+        return [None if isinstance(one, FixedFleet) else one for one in each]
+
+    @property
+    def scales(self) -> bool:
+        """Whether servers start and stop in any case."""
+        return any(rule is not None for rule in self.rules)
 
 
 def _check_ranks(place: int, strategy: ServingStrategy, devices: list[int]) -> None:
@@ -155,6 +178,23 @@ def _check_ranks(place: int, strategy: ServingStrategy, devices: list[int]) -> N
                     f"strategies[{place}].ranks",
                     f"is {ranks}; it must divide every value of devices, and {of} is no multiple of it",
                 )
+
+
+def _check_autoscaling(place: int, rule: Autoscaling, scenario: ServingScenario) -> None:
+    if isinstance(rule, FixedFleet):
+        return
+    fewest, where = max(rule.min_servers), f"autoscaling[{place}]"
+    for ranks in (ranks for strategy in scenario.strategies for ranks in strategy.ranks):
+        if fewest > (servers := min(scenario.devices) // ranks):
+            text = f"{min(scenario.devices)} devices make {servers} server{'s' if servers > 1 else ''}"
+            raise FieldError(f"{where}.min_servers", f"is {fewest}; {text} of {ranks} ranks at most")
+    for name in ("start_s", "keep_s"):
+        if (seconds := max(getattr(rule, name))) > MOST_CHECKS * min(rule.check_s):
+            most_s = MOST_CHECKS * min(rule.check_s)
+            raise FieldError(
+                f"{where}.{name}",
+                f"is {seconds:g}; at most {MOST_CHECKS:,} check_s, {most_s:g} s, are allowed",
+            )
 
 
 def _check_one_length(place: int, workload: Workload) -> None:
@@ -177,7 +217,7 @@ def _check_amount(scenario: ServingScenario) -> None:
     """Raises FieldError if the lists multiply into too many runs or requests."""
     work = scenario.workload
     variants = sum(map(count, scenario.strategies))
-    runs = len(scenario.devices) * count(work) * variants * scenario.replicas
+    runs = len(scenario.devices) * count(work) * variants * len(scenario.rules) * scenario.replicas
     if runs > MOST_RUNS:
         raise FieldError(
             "strategies",

@@ -10,6 +10,7 @@ price interval     = the first replica run again with every price at the fast, a
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ from simcore.studies.common import Outcome, Progress, Row, ServingAxes, shares_o
 from simcore.studies.own import OwnError, name_of
 from simcore.studies.processes import in_processes
 from simcore.studies.serving.answer import answer, notes, standings, warnings
+from simcore.studies.serving.autoscaling import Rule
 from simcore.studies.serving.certainty import intervals
 from simcore.studies.serving.figures import Figure, latencies, over_replicas, unseen_gaps_s
 from simcore.studies.serving.levels import levels
@@ -53,12 +55,15 @@ def cases(bench: Bench) -> Iterator[Case]:
     several = len({point.clients for point in points(bench.scenario)}) > 1
     for point in points(bench.scenario):
         drawn = draw(point.workload, bench.scenario.seed, 0)
-        for strategy in bench.scenario.strategies:
+        ways = product(bench.scenario.strategies, bench.scenario.rules)
+        for strategy, rule in ways:
             for variant in single_valued(strategy):
                 name = label(variant)
                 if several and point.clients is not None:
                     name += f", {point.clients:,} client{'s' if point.clients > 1 else ''}"
-                yield Case(_axes(point, drawn, name, variant), point, variant)
+                if rule is not None:
+                    name += f", {rule.label()}"
+                yield Case(_axes(point, drawn, name, variant), point, variant, rule)
 
 
 def _axes(point: Point, drawn: Drawn, name: str, variant: ServingStrategy) -> ServingAxes:
@@ -118,6 +123,8 @@ def refusal(bench: Bench, case: Case) -> str | None:
     if hardware.measured and case.axes.devices > hardware.max_devices:
         return f"{case.axes.label}: devices: {case.axes.devices} are more than the one of this machine"
     reason = hardware.usable(ranks)
+    if case.scaling is not None:
+        reason = _no_scaling(case.scaling, case.servers, measured=hardware.measured) or reason
     if reason is not None:
         return f"{case.axes.label}: {reason}"
     try:
@@ -129,6 +136,15 @@ def refusal(bench: Bench, case: Case) -> str | None:
         return str(error)
     except ValueError as error:  # a model that cannot be sharded so
         return f"{case.axes.label}: {error}"
+    return None
+
+
+def _no_scaling(rule: Rule, servers: int, *, measured: bool) -> str | None:
+    """Returns the reason why so many servers cannot start and stop by a rule, or None if they can."""
+    if measured:
+        return "autoscaling: a real machine runs all its servers all the time; kind none is allowed"
+    if rule.min_servers[0] > servers:
+        return f"autoscaling: min_servers: is {rule.min_servers[0]}; at most {servers} are there"
     return None
 
 
@@ -219,7 +235,7 @@ def _first(bench: Bench, case: Case, *, keep_trace: bool) -> _Replica:
         first.left_out,
         unseen_gaps_s(served, journal) / between_s if between_s else 0.0,
         _requests(first, window, list(bench.scenario.slos)),
-        levels(served, journal, kv_limit=first.room.limit, servers=case.servers),
+        _levels(first, case.servers),
         first.trace if keep_trace else None,
     )
     if bench.scenario.replicas == 1:
@@ -291,7 +307,8 @@ def _rows(one: Found, found: Sequence[Found]) -> Iterator[Row]:
 
 
 def _same_load(a: Found, b: Found) -> bool:
-    return a.case.point == b.case.point and a.case.axes.ranks == b.case.axes.ranks
+    same = a.case.point == b.case.point and a.case.axes.ranks == b.case.axes.ranks
+    return same and a.case.scaling == b.case.scaling
 
 
 def _ratio(one: float | None, other: float | None) -> float | None:
@@ -330,6 +347,16 @@ def _requests(result: Result, window: Window, tenants: Sequence[str]) -> dict[st
         "status": np.where(served.rejected, "rejected", "finished"),
         "measured": window.came,
     }
+
+
+def _levels(result: Result, servers: int) -> dict[str, Any]:
+    """Returns the levels of a run over time, as columns; with autoscaling the number of servers too."""
+    found: dict[str, Any] = dict(
+        levels(result.served, result.journal, kv_limit=result.room.limit, servers=servers)
+    )
+    if result.fleet is not None:
+        found["servers"] = result.fleet.at(found["t_s"])
+    return found
 
 
 def _stacked(parts: Sequence[tuple[dict[str, Any], dict[str, Any]]]) -> dict[str, Any]:
