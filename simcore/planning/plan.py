@@ -14,7 +14,7 @@ from simcore.assembly import versions
 from simcore.planning.answer import answer, cost_per_million
 from simcore.planning.points import Benches
 from simcore.planning.questions import DEVICES, Found, Tried, ask, objectives
-from simcore.planning.runs import Runner
+from simcore.planning.runs import InProcesses, Maker, Runner
 from simcore.planning.store import Store
 from simcore.planning.verdict import interval
 from simcore.planning.whatif import Asked
@@ -35,7 +35,7 @@ MOST_REASONS = 3
 @dataclass
 class Plan:
     """An answered plan. `lines`: a row for each judged point; `simulated`, `known`: runs that were made, and
-    that were known from before; `requests`: simulated ones."""
+    that were known from before; `requests`: simulated ones; `made_by`: where runs were made, in words."""
 
     asked: Asked
     answer: str
@@ -47,6 +47,7 @@ class Plan:
     requests: int
     shares: dict[str, float]
     origins: list[dict[str, Any]]
+    made_by: str
     found: Found = field(repr=False, default_factory=Found)
 
     def effort(self) -> str:
@@ -76,7 +77,12 @@ class Plan:
             "machine": "sim",
             "wall_time_s": round(wall_s, 3),
             "seed": self.asked.document.get("seed", 0),
-            "runs": {"simulated": self.simulated, "known": self.known, "requests": self.requests},
+            "runs": {
+                "simulated": self.simulated,
+                "known": self.known,
+                "requests": self.requests,
+                "made_by": self.made_by,
+            },
             "price_sources": self.shares,
             "devices": self.origins,
             "versions": versions(),
@@ -84,12 +90,19 @@ class Plan:
         }
 
 
-def run(asked: Asked, *, jobs: int, progress: Callable[[str, int, int], None]) -> Plan:
-    """Answers a plan. Raises InputError."""
+def run(
+    asked: Asked, *, jobs: int, progress: Callable[[str, int, int], None], dask: str | None = None
+) -> Plan:
+    """Answers a plan. `dask`: the address of a Dask scheduler whose workers make the runs; by default at most
+    `jobs` processes do. Raises InputError."""
     benches, store = Benches(asked.where, jobs), Store(cache_folder())
-    runner = Runner(benches, store, jobs, progress)
     try:
-        found = ask(asked, benches, runner)
+        maker = _maker(benches, jobs, dask)
+        runner = Runner(maker, store, progress)
+        try:
+            found = ask(asked, benches, runner)
+        finally:
+            maker.close()
     finally:
         benches.close()
         store.close()
@@ -118,8 +131,18 @@ def run(asked: Asked, *, jobs: int, progress: Callable[[str, int, int], None]) -
         requests=runner.requests,
         shares=shares,
         origins=benches.origins,
+        made_by=maker.about(),
         found=found,
     )
+
+
+def _maker(benches: Benches, jobs: int, dask: str | None) -> Maker:
+    if dask is None:
+        return InProcesses(benches, jobs)
+    # Dask takes a while to import, and may not be installed.
+    from simcore.planning.dask_cluster import OnDask  # noqa: PLC0415
+
+    return OnDask(dask)
 
 
 def _faults(found: Found) -> list[str]:
