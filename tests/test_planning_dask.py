@@ -84,7 +84,7 @@ def test_prices_that_are_sent_are_not_found_again() -> None:
     settle(ask)
     first = remote_runs.make(remote_runs.common(point), remote_runs.piece("a", ask))
     assert any(first.prices.values())
-    point.bench.take_over(first.prices)
+    point.bench.take_over(remote_runs.from_plain(first.prices))
     again = remote_runs.make(remote_runs.common(point), remote_runs.piece("a", ask))
     assert again.ran == first.ran
     assert not any(again.prices.values())

@@ -13,7 +13,7 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from simcore.input.files import InputError, one_line, plain
-from simcore.planning.remote_runs import Gave, basis, common, differs, piece
+from simcore.planning.remote_runs import Gave, basis, common, differs, from_plain, piece
 from simcore.planning.runs import Ask, Finished, settle
 
 ADDRESS = re.compile(r"(tcp|tls)://(\[[0-9a-fA-F:.%\w]+\]|[\w.-]+):(\d{1,5})")
@@ -77,7 +77,7 @@ class OnDask:
             alone_s = 0.0
             gave = self._result(future)
             i, _ = waiting.pop(future.key)
-            asks[i].point.bench.take_over(gave.prices)
+            asks[i].point.bench.take_over(from_plain(gave.prices))
             assert gave.ran is not None
             finished(i, gave.ran)
 

@@ -26,15 +26,17 @@ from simcore.models.errors import ModelError
 from simcore.planning.points import Point
 from simcore.planning.runs import Ask, Ran, settle, simulated
 from simcore.scenario import parse_scenario, resolved
-from simcore.sim.graph_pricer import End, Known, PricedGroups
+from simcore.sim.graph_pricer import End, Known, PricedGroups, straight
 from simcore.sim.kept import code_digest
 from simcore.studies.own import is_own
 from simcore.studies.serving.runner import Bench
 
 # Benches that a worker keeps.
 MOST_BENCHES = 64
-# Prices found, by ranks and group.
-Prices = dict[int, dict[str, Known]]
+# Prices, by ranks and group, as plain numbers: what the sizes are, costs, lines, lines that are packed. The
+# classes themselves are pickled in one way by the compiled core and in another by its sources.
+Plain = tuple[Any, ...]
+Prices = dict[int, dict[str, Plain]]
 
 
 class Gave(NamedTuple):
@@ -126,13 +128,38 @@ def _digest(path: str, state: tuple[tuple[str, int, int], ...]) -> str:
     return digest.hexdigest()
 
 
+def as_plain(prices: Mapping[int, Mapping[str, Known]]) -> Prices:
+    """Returns prices as plain numbers."""
+
+    def lines(known: Known) -> dict[Any, Any]:
+        return {
+            place: found and [(one.start, one.end, *one.cost, *one.slope) for one in found]
+            for place, found in known.lines.items()
+        }
+
+    return {
+        ranks: {name: (each.reads, each.costs, lines(each), each.packed) for name, each in groups.items()}
+        for ranks, groups in prices.items()
+    }
+
+
+def from_plain(prices: Prices) -> dict[int, dict[str, Known]]:
+    """The inverse of `as_plain`."""
+
+    def known(reads: Any, costs: Any, lines: Any, packed: Any) -> Known:
+        found = {place: each and [straight(one) for one in each] for place, each in lines.items()}
+        return Known(reads, costs, found, packed)
+
+    return {ranks: {name: known(*each) for name, each in groups.items()} for ranks, groups in prices.items()}
+
+
 # -- sent ----------------------------------------------------------------------------------------------------
 
 
 def common(point: Point) -> bytes:
     """Returns what the runs of all points with the prices of this one have in common; its prices have to be
     settled."""
-    known = {ranks: dict(groups.known) for ranks, groups in point.bench.groups.items()}
+    known = as_plain({ranks: groups.known for ranks, groups in point.bench.groups.items()})
     return pickle.dumps((resolved(point.scenario), known))
 
 
@@ -179,7 +206,7 @@ def make(shared: bytes, sent: bytes) -> Gave:
         point = Point(replace(bench, scenario=scenario), case, scenario, device)
         ask = Ask(point, wanted.replica, wanted.end)
         settle(ask)
-        return Gave(simulated(ask), bench.found_out())
+        return Gave(simulated(ask), as_plain(bench.found_out()))
 
 
 def _lacks(wanted: Piece) -> str:
@@ -201,7 +228,7 @@ def _bench(shared: bytes) -> Bench:
         parts = assemble(parse_scenario(fields, "scenario"), "scenario")
         study: Any = parts.study
         bench: Bench = study.bench
-        for ranks, groups in known.items():
+        for ranks, groups in from_plain(known).items():
             price = bench.hardware.price(ranks, None, True)
             bench.groups[ranks] = PricedGroups(price, bench.hardware.roofline, groups)
         if len(_benches) >= MOST_BENCHES:
