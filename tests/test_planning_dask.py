@@ -44,6 +44,18 @@ BASE: dict[str, Any] = {
 GRID = {"base": BASE, "vary": {"devices": [1, 2], "seed": [1, 2]}, "replicas": 5}
 
 
+OWN = """
+from simcore.studies.serving.strategies import ContinuousBatching
+
+
+class Mine(ContinuousBatching):
+    kind: str
+
+    def label(self):
+        return "mine"
+"""
+
+
 def planned(folder: Path, document: Any, dask: str | None = None, progress: Any = None) -> Plan:
     path = folder / "plan.yaml"
     path.write_text(yaml.safe_dump(document, sort_keys=False), encoding="utf-8")
@@ -143,6 +155,20 @@ def test_a_cluster_finds_what_one_process_finds(cluster: Any, tmp_path: Path) ->
     assert here.summary() == there.summary()
     assert there.simulated == here.simulated
     assert there.made_by == "Dask, 2 workers"
+
+
+@pytest.mark.usefixtures("own_modules")
+def test_a_strategy_of_ones_own_runs_there_by_its_file(cluster: Any, tmp_path: Path) -> None:
+    (tmp_path / "own_there.py").write_text(OWN)
+    document = {**GRID, "base": {**BASE, "strategies": [{"kind": "own_there:Mine"}]}, "replicas": 2}
+    there = planned(tmp_path, document, cluster.scheduler_address)
+    assert {line["label"] for line in there.lines} == {"mine"}
+    assert there.lines == planned(tmp_path, document).lines
+    before = remote_runs.files_of({"kind": f"{tmp_path}/own_there:Mine"})
+    (tmp_path / "own_there.py").write_text(OWN + "\n# changed\n")
+    after = remote_runs.files_of({"kind": f"{tmp_path}/own_there:Mine"})
+    assert [*before] == [*after] == [str(tmp_path / "own_there.py")]
+    assert before != after
 
 
 def test_a_worker_that_dies_loses_no_run(cluster: Any, tmp_path: Path) -> None:
