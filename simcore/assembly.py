@@ -636,6 +636,7 @@ def versions() -> dict[str, str]:
     return {"python": platform.python_version(), **{name: _version(name) for name in VERSIONS}}
 
 
+@cache
 def _version(package: str) -> str:
     try:
         return importlib.metadata.version(package)

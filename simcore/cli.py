@@ -176,6 +176,15 @@ def plan(
     as_json: Json = False,
     quiet: Quiet = False,
     jobs: Jobs = None,
+    dask: Annotated[
+        str | None,
+        typer.Option(
+            "--dask",
+            metavar="tcp://HOST:PORT",
+            help="make the runs on the workers of this Dask scheduler",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
     """Answer a question by search: how many devices, up to which rate, at what cost, by which strategy."""
     begun_s = time.perf_counter()
@@ -185,15 +194,17 @@ def plan(
     from simcore.planning.whatif import BREAK_EVEN, load_plan  # noqa: PLC0415
 
     processes = cores() if jobs is None else _processes(jobs)
+    if dask is not None and jobs is not None:
+        raise InputError("--jobs: is of processes here, and --dask makes no run here; leave one of them out")
     report_builder()
     file = shipped.file_or_shipped(file)
     asked = load_plan(file, question, settings, sensitivity=sensitivity)
     target = out or Path("runs") / asked.name / "plan"
     rundir.check_target(target)
     with told_of(str(file)):
-        found = planned(asked, jobs=processes, progress=terminal.progress())
+        found = planned(asked, jobs=processes, progress=terminal.progress(), dask=dask)
     words = ["python", "-m", "simcore", "plan", str(file), *(["--question", question] if question else [])]
-    words += ["--sensitivity"] * sensitivity
+    words += ["--sensitivity"] * sensitivity + (["--dask", dask] if dask else [])
     command = shlex.join([*words, *_given(settings, out)])
     with rundir.written_whole(target) as folder:
         origin = found.provenance(command, time.perf_counter() - begun_s)

@@ -4,7 +4,8 @@ Whole processes, report included, on the default path: an H200 by its measured p
 nothing kept on disk before, and a second time. `x loop`: over the time of a fixed SimPy loop (300,000
 timeouts) in the same run, so that machines compare.
 
-    python -m tests.bench [--repeats 3] [--all]         this tree; --all: a million requests too, some minutes
+    python -m tests.bench [--repeats 3] [--all]         this tree; --all: a million requests and a sweep of
+                                                        1,000 points too, some minutes
     python -m tests.bench compare REV [--repeats 5]     this tree and revision REV in turns, ratios by pairs
 """
 
@@ -30,6 +31,7 @@ ROOT = Path(__file__).resolve().parent.parent
 TIMEOUTS = 300_000
 KIB = 1024
 TRACE = "AzureLLMInferenceTrace_conv.csv"
+MILLION, SWEEP = "1,000,000 requests, 29/s", "a plan: 1,000 points, 2 runs of 1,000 requests each"
 
 
 class Took(NamedTuple):
@@ -85,6 +87,35 @@ def trace() -> Mapping[str, object] | None:
     return {**served(1, 1.0), "name": "bench-azure", "devices": 4, "workload": {"arrivals": arrivals}}
 
 
+def sweep() -> Mapping[str, object]:
+    """A plan of 1,000 points of the same model, lengths and rate and token budget varied."""
+    spread = {"kind": "lognormal", "cv": 0.8}
+    base = served(1_000, 10.0)
+    workload = {
+        "requests": 1_000,
+        "arrivals": {"kind": "poisson", "rate_per_s": 10.0},
+        "prompt_tokens": {**spread, "mean": 512, "max": 4096},
+        "output_tokens": {**spread, "mean": 200, "max": 1024},
+    }
+    return {
+        "base": {**base, "workload": workload, "slo": {"ttft_s": 0.5, "tpot_s": 0.03}},
+        "question": "grid",
+        "vary": {
+            "workload.prompt_tokens.mean": [128, 256, 512, 768, 1024],
+            "workload.output_tokens.mean": [64, 128, 192, 256],
+            "workload.arrivals.rate_per_s": {"log": [2.0, 32.0], "points": 10},
+            "strategies.0.token_budget": [512, 1024, 2048, 4096, 8192],
+        },
+        "objective": ["highest_rate", "lowest_latency"],
+        "replicas": 2,
+    }
+
+
+def command(title: str, path: Path) -> list[str]:
+    """The arguments of a case."""
+    return ["plan", str(path)] if title == SWEEP else [str(path)]
+
+
 def cases(folder: Path, *, every: bool) -> dict[str, Path]:
     """The scenarios to run, by title; those that are no files of the repository are written into a folder."""
     shipped = ("quickstart", "papers/flash_inference_sweep", "h200/alspec_long_context", "h200/decode_step")
@@ -95,7 +126,7 @@ def cases(folder: Path, *, every: bool) -> dict[str, Path]:
     else:
         print(f"Azure trace: SIMCORE_TRACES names no folder with {TRACE}; left out")
     if every:
-        made["1,000,000 requests, 29/s"] = served(1_000_000, 29.0)
+        made |= {MILLION: served(1_000_000, 29.0), SWEEP: sweep()}
     for number, (title, document) in enumerate(made.items()):
         found[title] = folder / f"{number}.yaml"
         found[title].write_text(yaml.safe_dump(document), encoding="utf-8")
@@ -150,9 +181,9 @@ def bench(repeats: int, *, every: bool) -> None:
     print(f"loop: {TIMEOUTS:,} SimPy timeouts in {loop:.3f} s; medians of {repeats}", flush=True)
     with tempfile.TemporaryDirectory() as folder:
         for title, path in {"--help": None, **cases(Path(folder), every=every)}.items():
-            words = ["--help"] if path is None else [str(path)]
-            # A million requests take a minute, and hardly vary.
-            pairs = [twice(ROOT, words) for _ in range(1 if "1,000,000" in title else repeats)]
+            words = ["--help"] if path is None else command(title, path)
+            # These take a minute, and hardly vary.
+            pairs = [twice(ROOT, words) for _ in range(1 if title in (MILLION, SWEEP) else repeats)]
             line(f"{title}, nothing kept", [first for first, _ in pairs], loop)
             if path is not None:
                 line(f"{title}, a second time", [second for _, second in pairs], loop)
@@ -198,7 +229,7 @@ def main() -> None:
     """Prints the figures with what they were measured on."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench", description="How fast simcore is here.")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--all", action="store_true", help="a million requests too")
+    parser.add_argument("--all", action="store_true", help="a million requests and a sweep too")
     parser.add_argument("compare", nargs="*", metavar="compare REV", help="this tree beside a revision")
     given = parser.parse_args()
     print(f"python {platform.python_version()}, {os.cpu_count()} cores, {platform.platform()}")

@@ -29,7 +29,7 @@ if __name__ == "__main__":
 from simcore.planning.alternatives import Alternative, alternatives, with_load, with_servers
 from simcore.planning.plan import Plan, run
 from simcore.planning.points import Benches, Point
-from simcore.planning.runs import Ask, Runner
+from simcore.planning.runs import Ask, InProcesses, Runner
 from simcore.planning.store import Store
 from simcore.planning.whatif import Asked, load_plan
 from simcore.studies.processes import cores
@@ -88,7 +88,7 @@ def fewest(asked: Asked, benches: Benches, runner: Runner, one: Alternative, mos
 def devices(asked: Asked, plan: Plan) -> tuple[bool, str]:
     """Whether a plan's number of devices is that of the exhaustive search, and both in words."""
     benches = Benches(asked.where, cores())
-    runner = Runner(benches, Store(None), cores(), silent)
+    runner = Runner(InProcesses(benches, cores()), Store(None), silent)
     best = next((line["devices"] for line in plan.lines if line["best"]), None)
     most = 64 if best is None else best + 8
     every = alternatives(asked, benches, any_devices=True).every
@@ -100,7 +100,7 @@ def devices(asked: Asked, plan: Plan) -> tuple[bool, str]:
 def rate(asked: Asked, plan: Plan) -> tuple[bool, str]:
     """Whether a plan's rate is within 3 % of where the means over many replicas cross a limit."""
     benches = Benches(asked.where, cores())
-    runner = Runner(benches, Store(None), cores(), silent)
+    runner = Runner(InProcesses(benches, cores()), Store(None), silent)
     said = next((line["rate_per_s"] for line in plan.lines if line["best"]), None)
     if said is None:
         return False, "plan: no rate"

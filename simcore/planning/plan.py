@@ -11,12 +11,13 @@ from typing import Any
 
 from simcore import compiled
 from simcore.assembly import code_mark, versions
+from simcore.input.files import InputError
 from simcore.planning import break_even
 from simcore.planning.answer import answer, cost_per_million, devices
 from simcore.planning.commands import how_to_run
 from simcore.planning.points import Benches
 from simcore.planning.questions import DEVICES, Found, Tried, ask, joules_per_token, objectives
-from simcore.planning.runs import Runner
+from simcore.planning.runs import InProcesses, Maker, Runner
 from simcore.planning.sensitivity import Gain, Swing, hinges, limiting, limits_beyond, sensitivity
 from simcore.planning.store import Store
 from simcore.planning.verdict import interval
@@ -40,8 +41,8 @@ MOST_REASONS = 3
 @dataclass
 class Plan:
     """An answered plan. `lines`: a row for each judged point; `simulated`, `known`: runs that were made, and
-    that were known from before; `requests`: simulated ones; `how`: how engines run the best points, each way
-    once."""
+    that were known from before; `requests`: simulated ones; `made_by`: where runs were made, in words; `how`:
+    how engines run the best points, each way once."""
 
     asked: Asked
     answer: str
@@ -53,6 +54,7 @@ class Plan:
     requests: int
     shares: dict[str, float]
     origins: list[dict[str, Any]]
+    made_by: str
     how: list[dict[str, Any]] = field(default_factory=list)
     found: Found = field(repr=False, default_factory=Found)
     swings: list[Swing] = field(default_factory=list)
@@ -100,7 +102,12 @@ class Plan:
             "machine": "sim",
             "wall_time_s": round(wall_s, 3),
             "seed": self.asked.document.get("seed", 0),
-            "runs": {"simulated": self.simulated, "known": self.known, "requests": self.requests},
+            "runs": {
+                "simulated": self.simulated,
+                "known": self.known,
+                "requests": self.requests,
+                "made_by": self.made_by,
+            },
             "price_sources": self.shares,
             "devices": self.origins,
             "versions": versions(),
@@ -109,16 +116,25 @@ class Plan:
         }
 
 
-def run(asked: Asked, *, jobs: int, progress: Callable[[str, int, int], None]) -> Plan:
-    """Answers a plan. Raises InputError."""
+def run(
+    asked: Asked, *, jobs: int, progress: Callable[[str, int, int], None], dask: str | None = None
+) -> Plan:
+    """Answers a plan. `dask`: the address of a Dask scheduler whose workers make the runs; by default at most
+    `jobs` processes do. Raises InputError."""
     if asked.question == BREAK_EVEN:
+        if dask is not None:
+            raise InputError(f"--dask: question {BREAK_EVEN} makes its runs here; leave it out")
         return _break_even(asked, jobs, progress)
     benches, store = Benches(asked.where, jobs), Store(cache_folder())
-    runner = Runner(benches, store, jobs, progress)
     try:
-        found = ask(asked, benches, runner)
-        gains = limiting(asked, found, benches, runner) if asked.question in ("rate", "strategy") else []
-        swings = sensitivity(asked, found, benches, runner) if asked.whatif.sensitivity else []
+        maker = _maker(benches, jobs, dask)
+        runner = Runner(maker, store, progress)
+        try:
+            found = ask(asked, benches, runner)
+            gains = limiting(asked, found, benches, runner) if asked.question in ("rate", "strategy") else []
+            swings = sensitivity(asked, found, benches, runner) if asked.whatif.sensitivity else []
+        finally:
+            maker.close()
     finally:
         benches.close()
         store.close()
@@ -147,11 +163,21 @@ def run(asked: Asked, *, jobs: int, progress: Callable[[str, int, int], None]) -
         requests=runner.requests,
         shares=shares,
         origins=benches.origins,
+        made_by=maker.about(),
         how=_how(found),
         found=found,
         swings=swings,
         gains=gains,
     )
+
+
+def _maker(benches: Benches, jobs: int, dask: str | None) -> Maker:
+    if dask is None:
+        return InProcesses(benches, jobs)
+    # Dask takes a while to import, and may not be installed.
+    from simcore.planning.dask_cluster import OnDask  # noqa: PLC0415
+
+    return OnDask(dask)
 
 
 def _break_even(asked: Asked, jobs: int, progress: Callable[[str, int, int], None]) -> Plan:
@@ -172,6 +198,7 @@ def _break_even(asked: Asked, jobs: int, progress: Callable[[str, int, int], Non
         requests=0,
         shares={},
         origins=[],
+        made_by=f"this machine, at most {jobs} processes",
         leads=break_even.leads_of(every),
     )
 

@@ -1,4 +1,4 @@
-"""Runs of points: simulated on all cores, kept on disk, each given back as its figures.
+"""Runs of points: simulated in processes or elsewhere, kept on disk, each given back as its figures.
 
 A run is a replica of a point at the prices as they are, or at an end of their intervals. Prices are settled
 before the first run: a result then depends neither on the runs before it nor on the process that made it.
@@ -6,7 +6,7 @@ before the first run: a result then depends neither on the runs before it nor on
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -52,14 +52,64 @@ class Ran(NamedTuple):
 Name = tuple[str | Point, int, str]
 
 
-@dataclass
-class Runner:
-    """Makes the runs that searches ask for. `simulated`, `requests`: runs made and requests in them; `known`:
-    runs taken from the store."""
+Finished = Callable[[int, Ran], None]
+
+
+class Maker(Protocol):
+    """Where runs are made."""
+
+    def make(self, asks: Sequence[Ask], finished: Finished) -> None:
+        """Makes runs. Hands each one over as soon as it is done, by its place among the asks, in any order.
+        Raises InputError if that cannot go on."""
+
+    def close(self) -> None:
+        """Leaves nothing running."""
+
+    def about(self) -> str:
+        """Returns where it makes them, in words."""
+
+
+@dataclass(frozen=True)
+class InProcesses:
+    """Makes runs on this machine, in forked processes."""
 
     benches: Benches
-    store: Store
     jobs: int
+
+    def make(self, asks: Sequence[Ask], finished: Finished) -> None:
+        """See `Maker`."""
+        for ask in asks:
+            # Processes begin with the same prices, and give back what they find.
+            settle(ask)
+        every = self.benches.every()
+
+        def work(i: int) -> tuple[Ran, list[dict[int, dict[str, Known]]]]:
+            ran = simulated(asks[i])
+            return ran, [bench.found_out() for bench in every]
+
+        def take(i: int, gave: tuple[Ran, list[dict[int, dict[str, Known]]]]) -> None:
+            ran, prices = gave
+            for bench, found in zip(every, prices, strict=True):
+                bench.take_over(found)
+            finished(i, ran)
+
+        in_processes(work, len(asks), self.jobs, lambda done: None, finished=take)
+
+    def close(self) -> None:
+        """See `Maker`; the processes have ended with each call."""
+
+    def about(self) -> str:
+        """See `Maker`."""
+        return f"this machine, at most {self.jobs} processes"
+
+
+@dataclass
+class Runner:
+    """Has the runs made that searches ask for. `simulated`, `requests`: runs made and requests in them;
+    `known`: runs taken from the store."""
+
+    maker: Maker
+    store: Store
     progress: Callable[[str, int, int], None]
     simulated: int = 0
     known: int = 0
@@ -79,40 +129,25 @@ class Runner:
                 self.known += 1
         missing = [(name, ask) for name, ask in new.items() if name not in self._seen]
         self._asked += len(new)
-        self._make(missing, keys)
+        if missing:
+            self._make(missing, keys)
         return [self._seen[_name(ask)] for ask in asks]
 
     def _make(self, missing: Sequence[tuple[Name, Ask]], keys: Mapping[Name, str | None]) -> None:
-        if not missing:
-            return
-        every = self.benches.every()
-        for _, ask in missing:
-            # Processes begin with the same prices, and give back what they find.
-            _settled(ask)
-        before = self._asked - len(missing)
+        done = self._asked - len(missing)
 
-        def work(i: int) -> tuple[Ran, list[dict[int, dict[str, Known]]]]:
-            ran = simulated(missing[i][1])
-            return ran, [bench.found_out() for bench in every]
-
-        def finished(i: int, gave: tuple[Ran, list[dict[int, dict[str, Known]]]]) -> None:
+        def finished(i: int, ran: Ran) -> None:
+            nonlocal done
             name, ask = missing[i]
-            ran, prices = gave
             self._seen[name] = ran
             self.simulated += 1
             self.requests += ask.point.case.axes.requests
-            for bench, found in zip(every, prices, strict=True):
-                bench.take_over(found)
             if (key := keys[name]) is not None and not ran.fault:
                 self.store.save(key, ran)
+            done += 1
+            self.progress("run", done, self._asked)
 
-        in_processes(
-            work,
-            len(missing),
-            self.jobs,
-            lambda done: self.progress("run", before + done, self._asked),
-            finished=finished,
-        )
+        self.maker.make([ask for _, ask in missing], finished)
 
 
 def _name(ask: Ask) -> Name:
@@ -123,7 +158,7 @@ def _key(ask: Ask) -> str | None:
     return None if ask.point.key is None else f"{ask.point.key}/{ask.replica}/{ask.end}"
 
 
-def _settled(ask: Ask) -> None:
+def settle(ask: Ask) -> None:
     """Makes the prices of a run, if they are not there yet."""
     bench, prices = ask.point.bench, (ask.point.case.axes.ranks, ask.end)
     if prices not in bench.prices:
