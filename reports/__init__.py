@@ -79,7 +79,8 @@ def build(run_dir: Path) -> Path:
 def comparison(a: Path, b: Path, page: Path | None = None) -> tuple[dict[str, Any], list[Line]]:
     """Compares two run directories, and writes a page of it if one is named. Returns the comparison as JSON's
     types, and a line for each metric that differs. Raises InputError, one line, if a directory cannot be
-    read, they are of different studies or kinds, or the page cannot be written."""
+    read, they are of different studies or kinds, or the page cannot be written; OSError if
+    its folder cannot."""
     one, other = read_side(Path(a)), read_side(Path(b))
     if (one.kind, one.study) != (other.kind, other.study):
         raise InputError(f"{a} is {one.what}, {b} is {other.what}; two of the same are needed")
@@ -88,5 +89,6 @@ def comparison(a: Path, b: Path, page: Path | None = None) -> tuple[dict[str, An
         # Ratios of tiny figures overflow; numpy's warning would say nothing about the runs.
         with np.errstate(all="ignore"):
             content = render(sections_comparing.opening(found), sections_comparing.sections(found))
+        page.parent.mkdir(parents=True, exist_ok=True)
         write_text(page, content)
     return as_data(found), lines(found)

@@ -95,10 +95,6 @@ def page_at(out: Path, name: str) -> Path:
     page = out if out.suffix == ".html" and not out.is_dir() else out / name
     if (page.parent / MARK).exists():
         raise InputError(f"--out {out}: {page.parent} is a run directory; another folder or file is needed")
-    try:
-        page.parent.mkdir(parents=True, exist_ok=True)
-    except (OSError, ValueError) as error:
-        raise InputError(f"--out {out}: cannot be written: {getattr(error, 'strerror', error)}") from None
     return page
 
 

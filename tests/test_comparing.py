@@ -344,6 +344,9 @@ def test_other_studies_and_kinds_are_refused(tmp_path: Path, capsys: pytest.Capt
     told = refused(capsys, "compare", str(a), str(b))
     assert "is a run of study serving" in told
     assert "is a run of study decode; two of the same are needed" in told
+    refused(capsys, "compare", str(a), str(b), "--out", str(tmp_path / "new" / "page.html"))
+    assert not (tmp_path / "new").exists()
+    refused(capsys, "compare", str(a), str(a), "--out", str(a / "results.csv" / "page.html"))
     plan = planned(tmp_path / "p", {8.0: "holds"})
     assert "is a plan of study serving" in refused(capsys, "compare", str(a), str(plan))
 
