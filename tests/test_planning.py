@@ -253,7 +253,7 @@ def test_what_cannot_be_asked_is_one_line(
 
 def point(number: float, times: int = 1) -> Any:
     """What stands for a point in a search: its figure is all that is read."""
-    return SimpleNamespace(number=number, times=times)
+    return SimpleNamespace(number=number, times=times, same_in_every_run=False)
 
 
 def answered(figure: Any, noise: float = 0.0) -> Any:
@@ -470,6 +470,21 @@ def ended_by(ask: Ask, made: list[Ask], original: Any) -> Ran:
     made.append(ask)
     ran: Ran = original(ask)
     return ran
+
+
+def test_what_is_the_same_in_every_run_is_run_once(tmp_path: Path) -> None:
+    """Constant arrivals and lengths: a second replica of it would be the first one again."""
+    even = {"arrivals": {"kind": "constant", "rate_per_s": 200.0}}
+    for lengths, runs in (
+        ({"kind": "constant", "value": 8}, 1),
+        ({"kind": "uniform", "low": 7, "high": 9}, 3),
+    ):
+        workload = {**BASE["workload"], **even, "prompt_tokens": lengths}
+        workload["output_tokens"] = {"kind": "constant", "value": 4}
+        plan = planned(tmp_path, {"base": {**BASE, "workload": workload}, "question": "grid"})
+        (tried,) = plan.found.tried
+        assert (tried.judged.verdict, len(tried.judged.runs)) == ("holds", runs)
+        assert ("the same in every run" in plan.answer) == (runs == 1)
 
 
 def test_what_can_not_be_is_left_out_and_counted(tmp_path: Path) -> None:

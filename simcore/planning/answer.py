@@ -176,6 +176,8 @@ def _reached(limits: Sequence[Limit], judged: Judged) -> str:
 
 
 def _sure(asked: Asked, one: Tried) -> str:
+    if len(one.judged.runs) == 1:
+        return ", the same in every run"
     return f", {asked.whatif.certainty * 100:.4g} % sure after {len(one.judged.runs)} replicas"
 
 

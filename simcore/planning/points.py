@@ -20,6 +20,7 @@ from simcore.studies.serving.engines.presets import with_engines
 from simcore.studies.serving.runner import Bench, Case
 from simcore.studies.serving.scenario import ServingScenario
 from simcore.studies.serving.study import cases, refusal
+from simcore.workload.spec import ConstantArrivals, ConstantLength, TraceArrivals
 
 # Fields that neither the model nor the prices of its ops depend on.
 FREE = frozenset(
@@ -61,6 +62,20 @@ class Point:
         goes_by = [FORMAT, code, versions(), kept.key, repr(self.bench.config), fields, _files(fields)]
         words = json.dumps(goes_by, sort_keys=True)
         return hashlib.sha256(words.encode()).hexdigest()
+
+    @property
+    def same_in_every_run(self) -> bool:
+        """Whether nothing of its requests is drawn, so that one replica is as good as many: a recorded trace,
+        or constant arrivals, with recorded or constant lengths."""
+        workload = self.scenario.workload
+        arrivals, lengths = workload.arrivals, (workload.prompt_tokens, workload.output_tokens)
+        if isinstance(arrivals, TraceArrivals):
+            drawn = arrivals.jitter_s > 0.0
+        else:
+            drawn = not isinstance(arrivals, ConstantArrivals)
+        own = ":" in self.case.strategy.kind
+        varied = any(not isinstance(each, ConstantLength | None) for each in lengths)
+        return not (drawn or own or varied or workload.tenants or workload.sessions)
 
 
 def _files(fields: Any) -> list[Any]:

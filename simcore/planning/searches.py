@@ -74,7 +74,8 @@ def judge(
     too few requests come for a steady state; `enough`: whether a point may be left unsure."""
     runs: list[Ran] = []
     found: Judged | None = None
-    for look in rule.looks:
+    # Runs that are all the same need no second one.
+    for look in (1,) if point.same_in_every_run else rule.looks:
         runs += yield [Ask(point, replica, end) for replica in range(len(runs), look)]
         found = _judged(point, runs, limits, rule, steady)
         if found.verdict != "unsure" or enough(found):
@@ -93,7 +94,7 @@ def _judged(point: Point, runs: Sequence[Ran], limits: Sequence[Limit], rule: Ru
         return Judged(point, tuple(runs), "fails", {}, why)
     verdicts: dict[str, Verdict] = {}
     for limit in limits:
-        values = [run.figures[limit.metric] or 0.0 for run in runs]
+        values = [run.figures[limit.metric] or 0.0 for run in runs] * (2 if len(runs) == 1 else 1)
         verdicts[limit.metric] = rule.judge(values, limit.value, at_most=limit.at_most)
     failing, unsure = (
         [limit for limit in limits if verdicts[limit.metric] == verdict] for verdict in ("fails", "unsure")
