@@ -416,7 +416,7 @@ STRATEGIES = listed(kinds_of(strategies.ServingStrategies))
     ("path", "kinds"),
     [
         ("workload", ""),
-        ("workload.arrivals", "constant, poisson, gamma, trace, closed_loop"),
+        ("workload.arrivals", "constant, poisson, gamma, trace, closed_loop, of_tenants"),
         ("workload.prompt_tokens", LENGTHS),
         ("workload.output_tokens", LENGTHS),
         ("slo", ""),
