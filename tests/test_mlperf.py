@@ -12,7 +12,7 @@ from simcore.input.files import InputError
 from simcore.planning.searches import Highest, Judged
 from simcore.validate.mlperf import compare, predict
 from simcore.validate.mlperf.compare import FILE, VARIABLE, Compared, folder_of, lines
-from simcore.validate.mlperf.predict import FIGURES, RUN_S, Predicted, facts, scenario_of
+from simcore.validate.mlperf.predict import FIGURES, RUN_S, Predicted, facts, scenario_of, steady_rate
 from simcore.validate.mlperf.rows import COLUMNS, HALVES, Row, half, read_rows
 
 LINE = {
@@ -147,7 +147,7 @@ def test_each_fact_has_its_source() -> None:
 
 def compared(row: Row, highest_per_s: float | None, times: float = 1.0) -> Compared:
     figures = {name: times * getattr(row, name) for name in FIGURES}
-    return Compared(row, Predicted(highest_per_s, "TTFT", figures, {"measured": 1.0}))
+    return Compared(row, Predicted(40.0, highest_per_s, "TTFT", figures, {"measured": 1.0}))
 
 
 def test_errors_are_relative_to_the_scheduled_rate(row: Row) -> None:
@@ -156,6 +156,7 @@ def test_errors_are_relative_to_the_scheduled_rate(row: Row) -> None:
     assert one.latency_pct("ttft_p99_s") == pytest.approx(-50.0)
     assert one.used == pytest.approx(1.9 / 2.0)
     assert compared(row, None).error_pct is None
+    assert Compared(row, Predicted(42.0, None, "", {}, {})).error_pct == pytest.approx(5.0)
     fast = compared(replace(row, ttft_p99_s=0.2, tpot_p99_s=0.1), 44.0)
     assert fast.used == pytest.approx(0.5)
 
@@ -175,6 +176,24 @@ def test_what_fails_first_above_the_highest_rate_is_said() -> None:
     holding = Judged(point, (), "holds")
     assert predict._first_beyond(Highest(1.0, 1.5, {1.0: holding, **judged})).why == "at 1.5"
     assert predict._first_beyond(Highest(None, 1.5, judged)).why == "at 1.5"
+
+
+def test_an_estimate_has_no_columns_of_runs(row: Row) -> None:
+    said = "\n".join(lines([Compared(row, Predicted(42.0, None, "", {}, {}))]))
+    assert "+5.0 %" in said
+    assert "TTFT mean" not in said
+
+
+@pytest.mark.parametrize(
+    ("limit_s", "rate"), [(1.0, 8.0 / 0.1), (0.1, 8.0 / 0.1), (0.06, 0.5 * 8.0 / 0.06), (0.02, 0.0)]
+)
+def test_steady_steps_are_as_full_as_the_limit_allows(limit_s: float, rate: float) -> None:
+    # Steps of 20 ms and 80 ms for all tokens: the fuller, the more requests a second.
+    assert steady_rate(lambda f: 0.02 + 0.08 * f, 8.0, limit_s) == pytest.approx(rate)
+
+
+def test_the_fullest_step_is_not_always_best() -> None:
+    assert steady_rate(lambda f: 1.0 if f <= 0.5 else 4.0, 8.0, 9.0) == pytest.approx(4.0)
 
 
 # -- the program ---------------------------------------------------------------------------------------------

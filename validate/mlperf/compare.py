@@ -11,7 +11,8 @@ A submitter schedules a rate that passes, so the scheduled rate is a lower bound
 an error above 0 may be the submitter's margin, one well below 0 is the simulator's. The published latencies
 say how much margin there was; they stand beside those predicted at the same rate. A third of the rows, drawn
 by the seed, may be looked at while the simulator or the assumptions in mlperf.yaml change ("fit"); the rest
-are reported apart. Exit code 1 if the median error of the judged rows is not below the bar.
+are reported apart. The search takes minutes a row; `--estimate` takes seconds, without queues and variation
+between steps. Exit code 1 if the median error of the judged rows is not below the bar.
 """
 
 import os
@@ -45,9 +46,15 @@ class Compared:
     predicted: Predicted
 
     @property
+    def is_simulated(self) -> bool:
+        """Whether the rate was searched, and not only estimated."""
+        return bool(self.predicted.at_submitted)
+
+    @property
     def error_pct(self) -> float | None:
-        """Signed error of the highest rate; None if no rate holds."""
-        highest = self.predicted.highest_per_s
+        """Signed error of the highest rate, or of its estimate if nothing was searched; None if none holds."""
+        ours = self.predicted
+        highest = ours.highest_per_s if self.is_simulated else ours.steady_per_s or None
         return None if highest is None else 100.0 * (highest / self.row.rate_per_s - 1.0)
 
     @property
@@ -80,27 +87,24 @@ def lines(found: Sequence[Compared]) -> Iterator[str]:
 
 
 def _table(found: Sequence[Compared]) -> Iterator[str]:
-    head = [
-        "row",
-        "rate /s",
-        "highest /s",
-        "error",
-        "of the limits",
-        *(_short(name) for name in FIGURES),
-        "fails by",
-    ]
-    table: list[list[object]] = [head]
+    searched = found[0].is_simulated
+    more = ["highest /s", *(_short(name) for name in FIGURES), "fails by"] if searched else []
+    table: list[list[object]] = [["row", "rate /s", "of the limits", "error", "steady steps /s", *more]]
     for one in sorted(found, key=lambda one: -size_of(one.error_pct)):
         row, ours = one.row, one.predicted
-        table.append([
+        cells: list[object] = [
             row.label,
             f"{row.rate_per_s:.4g}",
-            "none" if ours.highest_per_s is None else f"{ours.highest_per_s:.4g}",
-            "none" if one.error_pct is None else f"{one.error_pct:+.1f} %",
             f"{100.0 * one.used:.0f} %",
-            *(f"{1e3 * getattr(row, name):.4g}, {1e3 * ours.at_submitted[name]:.4g}" for name in FIGURES),
-            ours.limited_by,
-        ])  # fmt: skip
+            "none" if one.error_pct is None else f"{one.error_pct:+.1f} %",
+            f"{ours.steady_per_s:.4g}",
+        ]
+        if searched:
+            pairs = ((getattr(row, name), ours.at_submitted[name]) for name in FIGURES)
+            cells += ["none" if ours.highest_per_s is None else f"{ours.highest_per_s:.4g}"]
+            cells += [f"{1e3 * theirs:.4g}, {1e3 * mine:.4g}" for theirs, mine in pairs]
+            cells += [ours.limited_by]
+        table.append(cells)
     yield from markdown(table)
 
 
@@ -114,7 +118,7 @@ def _figures(found: Sequence[Compared]) -> Iterator[str]:
     if near := [one for one in found if one.used >= AT_LIMIT]:
         of = f"Of {len(near)} rows that use {100 * AT_LIMIT:.0f} % of a limit or more"
         yield f"{of}: {_errors([one.error_pct for one in near])}"
-    for name in FIGURES:
+    for name in FIGURES if found[0].is_simulated else ():
         errors = [one.latency_pct(name) for one in found]
         yield f"{_short(name)[:-3]} at the scheduled rate: {_errors(errors)}"
 
@@ -130,11 +134,12 @@ def _line(one: Compared) -> dict[str, Any]:
     line: dict[str, Any] = {
         "submitter": row.submitter, "system": row.system, "model": row.model, "scenario": row.scenario,
         "card": row.card, "accelerators": row.accelerators, "fit": int(row.is_fit),
-        "rate_per_s": row.rate_per_s, "highest_per_s": ours.highest_per_s, "error_pct": one.error_pct,
+        "rate_per_s": row.rate_per_s, "steady_per_s": ours.steady_per_s,
+        "highest_per_s": ours.highest_per_s, "error_pct": one.error_pct,
         "share_of_limits": one.used, "limited_by": ours.limited_by,
     }  # fmt: skip
     for name in FIGURES:
-        line |= {name: getattr(row, name), f"predicted_{name}": ours.at_submitted[name]}
+        line |= {name: getattr(row, name), f"predicted_{name}": ours.at_submitted.get(name)}
     return line
 
 
@@ -157,6 +162,9 @@ def main(
     loaded: Annotated[
         bool, typer.Option("--loaded", help="products as slow as after seconds of nothing else")
     ] = False,
+    estimate: Annotated[
+        bool, typer.Option("--estimate", help="rates of steps that are all alike, in seconds; no run")
+    ] = False,
     out: Annotated[Path | None, typer.Option(help="a CSV file for the rows")] = None,
     seed: Annotated[int, typer.Option(help="by which the rows to look at are drawn")] = 0,
     jobs: Annotated[int | None, typer.Option(min=1, help="processes; as many as cores, if left out")] = None,
@@ -172,7 +180,7 @@ def main(
     if not chosen:
         raise InputError(f"--half {half_}: has no row of {card or 'any card'}")
     typer.echo(f"{len(chosen)} of {len(rows)} usable rows; {others} others are not used")
-    found = predict_all(chosen, jobs or os.cpu_count() or 1, _progress, loaded=loaded)
+    found = predict_all(chosen, jobs or os.cpu_count() or 1, _progress, loaded=loaded, search=not estimate)
     every = [Compared(row, ours) for row, ours in zip(chosen, found, strict=True)]
     for line in lines(every):
         typer.echo(line)
