@@ -52,7 +52,7 @@ class Compared:
 
     @property
     def error_pct(self) -> float | None:
-        """Signed error of the highest rate, or of its estimate if nothing was searched; None if none holds."""
+        """Signed error of the highest rate, or of its estimate if none was searched; None if none holds."""
         ours = self.predicted
         highest = ours.highest_per_s if self.is_simulated else ours.steady_per_s or None
         return None if highest is None else 100.0 * (highest / self.row.rate_per_s - 1.0)
@@ -61,7 +61,7 @@ class Compared:
     def used(self) -> float:
         """The greatest share of a limit that the published percentiles use."""
         known = preset_of(self.row.limits).limits
-        return max(getattr(self.row, name) / limit for name, limit in known.items())
+        return max(float(getattr(self.row, name)) / limit for name, limit in known.items())
 
     def latency_pct(self, name: str) -> float:
         """Signed error of a latency at the submitted rate."""

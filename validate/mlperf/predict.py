@@ -48,8 +48,8 @@ FIGURES = ("ttft_mean_s", "ttft_p99_s", "tpot_mean_s", "tpot_p99_s")
 @dataclass(frozen=True, slots=True)
 class Predicted:
     """Rates are of the whole system. `steady_per_s`: by steps of equal tokens; `highest_per_s`: by search,
-    None if no rate holds; `limited_by`: what fails above it; `at_submitted`: figures at the submitted rate, in
-    seconds; `shares`: of device time by source. All but the first are left out if nothing is simulated."""
+    None if no rate holds; `limited_by`: what fails above it; `at_submitted`: figures at the submitted rate,
+    in seconds; `shares`: of device time by source. All but the first are left out if nothing is simulated."""
 
     steady_per_s: float
     highest_per_s: float | None
