@@ -100,6 +100,7 @@ def test_lengths_that_make_no_sense_are_refused(changed: dict[str, Any], says: s
         ("codellama-34b", 16_384),
         ("llama-7b", 2048),
         ("llama-65b", 2048),
+        ("llama-2-70b", 4096),
         ("gpt-j-6b", 2048),
     ],
 )

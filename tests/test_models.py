@@ -53,6 +53,7 @@ def read(config: Mapping[str, Any], **changed: Any) -> DecoderConfig:
         ("llama-65b", 65.284),
         ("llama-3.1-8b", 8.030),
         ("llama-3.1-70b", 70.551),
+        ("llama-2-70b", 68.977),
         ("mistral-7b", 7.248),
         ("codellama-34b", 33.743),
         ("qwen3-32b", 32.762),

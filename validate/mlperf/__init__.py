@@ -1,0 +1,1 @@
+"""MLPerf Inference results of others, and the simulator's predictions of them."""
