@@ -24,7 +24,7 @@ from simcore.planning.alternatives import at_load
 from simcore.planning.limits import limits
 from simcore.planning.points import Benches, Point
 from simcore.planning.questions import RATES, TOLERANCE
-from simcore.planning.runs import Ask, Ran, Runner
+from simcore.planning.runs import Ask, InProcesses, Ran, Runner
 from simcore.planning.searches import Highest, Judged, drive, highest
 from simcore.planning.slo import preset_of
 from simcore.planning.store import Store
@@ -119,7 +119,7 @@ def predict_all(
 ) -> list[Predicted]:
     """Predicts runs; equal ones are simulated once. `search`: else only the estimate. Raises InputError."""
     benches, store = Benches("mlperf", jobs), Store(cache_folder())
-    runner = Runner(benches, store, jobs, progress)
+    runner = Runner(InProcesses(benches, jobs), store, progress)
     try:
         points = [benches.points(scenario_of(row, loaded=loaded))[0] for row in rows]
         steady = [_steady(point, row) for point, row in zip(points, rows, strict=True)]
@@ -175,12 +175,14 @@ def _round(rate: float) -> float:
 def _search(benches: Benches, point: Point, row: Row, begin: float) -> Any:
     workload = point.scenario.workload.model_copy(update={"requests": [round(begin * RUN_S)]})
     return highest(
-        lambda value: benches.at(point, workload=at_load(workload, value)),
+        # A run has as many seconds as MLPerf asks for, whatever else a steady state would need.
+        lambda value, times: benches.at(point, workload=at_load(workload, value, times)),
         begin,
         limits(preset_of(row.limits).limits, row.limits),
         Rule(CERTAINTY, REPLICAS),
         tolerance=TOLERANCE,
         between=RATES,
+        most_times=1,
     )
 
 
