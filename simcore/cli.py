@@ -44,7 +44,7 @@ from simcore.input.fields import kinds_of
 from simcore.input.files import CONTROL, InputError, listed, nearest, plain, shown
 from simcore.machine.machine import LawError
 from simcore.models.decoder_config import ModelError, load_config
-from simcore.scenario import Scenario, json_schema, load_scenario, resolved
+from simcore.scenario import Scenario, json_schema, load_scenario, resolved, scenario_of_point
 from simcore.studies.decode.scenario import DecodeStrategies
 from simcore.studies.processes import cores
 from simcore.studies.serving.engines.presets import engine_names, load_engine
@@ -121,6 +121,12 @@ def run(
     as_json: Json = False,
     quiet: Quiet = False,
     jobs: Jobs = None,
+    point: Annotated[
+        int | None,
+        typer.Option(
+            "--point", metavar="N", help="a point of a plan, FILE its directory", show_default=False
+        ),
+    ] = None,
 ) -> None:
     """Run a scenario: predict, check the laws, write the run directory and its report."""
     begun_s = time.perf_counter()
@@ -128,7 +134,10 @@ def run(
     if on not in MACHINES:
         raise InputError(f"--on {plain(on)}: no such machine{nearest(on, MACHINES)}")
     processes = None if jobs is None else _processes(jobs)
-    scenario = load_scenario(file, settings, on=on)
+    if point is not None:
+        scenario = scenario_of_point(file, point, settings, on=on)
+    else:
+        scenario = load_scenario(file, settings, on=on)
     if on == TAPE:
         if out is not None:
             raise InputError("--out: a tape is printed, not written; leave it out with --on tape")
@@ -136,6 +145,7 @@ def run(
         return
     target = out or Path("runs") / scenario.name / on
     machine = [] if on == "sim" else ["--on", on]
+    machine += [] if point is None else ["--point", str(point)]
     words = ["python", "-m", "simcore", "run", str(file), *machine, *_given(settings, out)]
     result = execute(
         scenario,
@@ -208,7 +218,8 @@ def plan(
     command = shlex.join([*words, *_given(settings, out)])
     with rundir.written_whole(target) as folder:
         origin = found.provenance(command, time.perf_counter() - begun_s)
-        rundir.write_plan(folder, asked.as_asked(), found.lines, found.summary(), origin)
+        asked_for, every = asked.as_asked(), found.scenarios()
+        rundir.write_plan(folder, asked_for, found.lines, found.summary(), origin, every)
         api.build_report(folder)
     if as_json:
         typer.echo(json.dumps({**found.summary(), "points": found.lines}, indent=1, allow_nan=False))

@@ -5,7 +5,8 @@
     and, as the study has them,  steps.parquet  timeline.json  requests.parquet  levels.parquet
     tiles.parquet  cells.parquet  growth.parquet
 and of a validation  ladder.csv  prices.csv  predicted_trace.json.gz
-and of a plan        plan.yaml  points.csv  points.parquet  points.json, with summary, provenance and report
+and of a plan        plan.yaml  points.csv  points.parquet  points.json  scenarios.json, with summary,
+                     provenance and report
 
 Everything is written into a temporary neighbour first, which then replaces the directory; only an empty
 directory or one that a run has written before is replaced.
@@ -57,7 +58,9 @@ FILES = frozenset(
     }
 )
 
-PLAN_FILES = frozenset({"plan.yaml", POINTS, "points.parquet", "points.json"})
+# The scenario of each point of a plan, in the order of its rows.
+SCENARIOS = "scenarios.json"
+PLAN_FILES = frozenset({"plan.yaml", POINTS, "points.parquet", "points.json", SCENARIOS})
 
 
 def check_target(target: Path) -> None:
@@ -168,14 +171,17 @@ def write_plan(
     points: Sequence[Mapping[str, Any]],
     summary: Mapping[str, Any],
     provenance: Mapping[str, Any],
+    scenarios: Sequence[Mapping[str, Any]] = (),
 ) -> None:
-    """Writes all files of a plan except its report: the plan as asked, and its judged points three times, for
-    people, for data frames and for scripts."""
+    """Writes all files of a plan except its report: the plan as asked, its judged points three times, for
+    people, for data frames and for scripts, and the scenario of each point."""
     document = yaml.safe_dump(dict(plan), sort_keys=False, allow_unicode=True)
     (folder / "plan.yaml").write_text(document, encoding="utf-8", errors="backslashreplace")
     columns = tuple(dict.fromkeys(name for point in points for name in point))
     _write_csv(folder / POINTS, points, columns)
     _write_json(folder / "points.json", list(points))
+    if scenarios:
+        _write_json(folder / SCENARIOS, list(scenarios))
     # Arrow takes longer to import than everything that `--help` needs.
     import pyarrow as pa  # noqa: PLC0415
     import pyarrow.parquet as pq  # noqa: PLC0415

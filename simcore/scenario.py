@@ -60,6 +60,21 @@ def load_scenario(path: Path, settings: Sequence[str] = (), *, on: str = "sim") 
     return scenario_of(document, str(path), path.absolute().parent, settings, on=on)
 
 
+def scenario_of_point(
+    folder: Path, number: int, settings: Sequence[str] = (), *, on: str = "sim"
+) -> Scenario:
+    """Returns the scenario of a point of a plan, by its number in the plan's run directory. Raises
+    InputError."""
+    path = folder / "scenarios.json"
+    if not path.is_file():
+        raise InputError(f"{folder}: is no run directory of a plan with points that can run: no {path.name}")
+    documents = read_yaml(path)
+    count = len(documents) if isinstance(documents, list) else 0
+    if not 1 <= number <= count:
+        raise InputError(f"--point {number}: no such point (1 to {count:,})")
+    return scenario_of(documents[number - 1], f"{path}: point {number}", folder, settings, on=on)
+
+
 def scenario_of(
     document: dict[str, Any], where: str, folder: Path, settings: Sequence[str] = (), *, on: str = "sim"
 ) -> Scenario:

@@ -1,6 +1,7 @@
 """Plans: verdicts against their error, searches against brute force, staffing against Erlang C, and what the
 command line says of plans that cannot be."""
 
+import csv
 import json
 import sqlite3
 from collections.abc import Sequence
@@ -605,7 +606,7 @@ def test_the_command_line_writes_a_plan(tmp_path: Path, monkeypatch: pytest.Monk
     folder = tmp_path / "runs" / "small" / "plan"
     assert {each.name for each in folder.iterdir()} == {
         *("plan.yaml", "points.csv", "points.json", "points.parquet", "summary.json", "provenance.json"),
-        "report.html",
+        *("scenarios.json", "report.html"),
     }
     assert json.loads((folder / "points.json").read_text()) == said["points"]
     assert said["answer"] in json.loads((folder / "summary.json").read_text())["answer"]
@@ -634,6 +635,27 @@ def test_few_requests_behind_a_percentile_are_a_warning(tmp_path: Path) -> None:
     many = {**BASE, "slo": {}}
     held = {"constraints": {"e2e_mean_s": 1.0}, "vary": {"seed": [1]}, "replicas": 3}
     assert not any("too few" in each for each in planned(tmp_path, {"base": many, **held}, "grid").warnings)
+
+
+def test_a_point_has_a_report_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run alone, a point has the figures of its first replica in the plan."""
+    monkeypatch.chdir(tmp_path)
+    written(tmp_path, {"base": BASE, "question": "grid", "vary": {"devices": [1, 2]}, "replicas": 2})
+    for words in (["plan", "plan.yaml"], ["run", "runs/small/plan", "--point", "2"]):
+        assert CliRunner().invoke(cli.app, [*words, "--jobs", "1"]).exit_code == 0
+    (point,) = [p for p in json.loads(Path("runs/small/plan/points.json").read_text()) if p["point"] == 2]
+    assert point["devices"] == 2
+    assert Path("runs/small-2/sim/report.html").is_file()
+    with Path("runs/small-2/sim/results.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    (alone,) = [float(row["value"]) for row in rows if row["metric"] == "e2e_p99_s"]
+    assert point["e2e_p99_s.low"] < alone < point["e2e_p99_s.high"]
+    for words, told in (
+        (["run", "runs/small/plan", "--point", "3"], "--point 3: no such point (1 to 2)"),
+        (["run", "runs/small/plan", "--point", "0"], "--point 0: no such point (1 to 2)"),
+        (["run", "runs", "--point", "1"], "runs: is no run directory of a plan"),
+    ):
+        assert told in str(CliRunner().invoke(cli.app, words).exception)
 
 
 def test_a_plan_is_no_scenario(tmp_path: Path) -> None:

@@ -24,8 +24,8 @@ FILE = "points.csv"
 NEEDED = ("label", "verdict")
 TEXT = ("device", "label", "strategy", "verdict", "why", "place")
 NUMBERS = (
-    "devices", "servers", "rate_per_s", "requests", "prompt_tokens", "output_tokens", "best", "replicas",
-    "cost_per_hour", "cost_per_million_output_tokens", "joules_per_output_token",
+    "point", "devices", "servers", "rate_per_s", "requests", "prompt_tokens", "output_tokens", "best",
+    "replicas", "cost_per_hour", "cost_per_million_output_tokens", "joules_per_output_token",
 )  # fmt: skip
 # Latencies that an objective may mean, and their intervals' ends; a limit's metric comes before them.
 LATENCIES = ("e2e_mean_s", "e2e_p50_s")

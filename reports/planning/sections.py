@@ -307,6 +307,7 @@ def _points(of: Shown) -> list[Section]:
     loads = [axis for axis in LOAD if of.varies(axis)]
     same = _load(rows[0], [axis for axis in LOAD if axis not in loads])
     columns: list[common.Column] = [
+        ("point", "r", common.if_known("point", recorded_whole)),
         ("way", "l", common.field("label")),
         *([("device", "l", common.field("device"))] if several else []),
         ("devices", "r", common.if_known("devices", recorded_whole)),

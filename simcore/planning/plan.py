@@ -22,6 +22,7 @@ from simcore.planning.sensitivity import Gain, Swing, hinges, limiting, limits_b
 from simcore.planning.store import Store
 from simcore.planning.verdict import interval
 from simcore.planning.whatif import BREAK_EVEN, Asked
+from simcore.scenario import resolved
 from simcore.sim.kept import cache_folder
 from simcore.studies.columns import TENANT, split_tenant
 from simcore.studies.common import extrapolated, shares_of, unmeasured
@@ -67,6 +68,11 @@ class Plan:
             return f"{self.simulated:,} runs of the scenario"
         known = f", {self.known:,} known from before" if self.known else ""
         return f"{self.simulated:,} runs with {self.requests:,} requests in all{known}"
+
+    def scenarios(self) -> list[dict[str, Any]]:
+        """Returns the scenario of each line, by which `run --point` gives it a report of its own."""
+        every = (resolved(one.point.scenario) for one in self.found.tried)
+        return [{**fields, "name": f"{self.asked.name}-{i}"} for i, fields in enumerate(every, 1)]
 
     def summary(self) -> dict[str, Any]:
         """Returns what summary.json says: the same for the same question, whatever was known before."""
@@ -149,7 +155,7 @@ def run(
     return Plan(
         asked=asked,
         answer=answer(asked, found) + limits_beyond(gains) + hinges(swings),
-        lines=[_line(asked, one, found) for one in found.tried],
+        lines=[{"point": i, **_line(asked, one, found)} for i, one in enumerate(found.tried, 1)],
         warnings=[
             *_faults(found),
             *benches.warnings,
