@@ -57,7 +57,7 @@ def test_lines_cross_where_they_do(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     (swept,) = sweep(asked(tmp_path), 1, silent)
     assert [(lead.before, lead.after) for lead in swept.leads] == [("a", "c"), ("c", "b")]
     assert [lead.at for lead in swept.leads] == pytest.approx([1.2, 3.1], abs=0.04)
-    assert swept.first == {"": "a"}
+    assert {name: first.label for name, first in swept.first.items()} == {"": "a"}
     assert "a leads up to batch 1.2" in answer_of(asked(tmp_path), [swept])
 
 
@@ -104,6 +104,37 @@ def test_each_place_has_a_lead_of_its_own(tmp_path: Path, monkeypatch: pytest.Mo
     drawn(monkeypatch, {"a": lambda x: x, "b": lambda x: 6.0 - x}, places=2)
     (swept,) = sweep(asked(tmp_path), 1, silent)
     assert [lead.place for lead in swept.leads] == ["context 0", "context 1"]
+
+
+def test_what_cannot_run_everywhere_leads_where_it_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The better one runs up to 2.2 only; the second place has nothing that runs at the first value."""
+
+    def cases(of: Asked, settings: Any, value: float, *others: Any) -> tuple[Case, ...]:
+        del of, settings, others
+        lines = [("a", 0, 1.0)] * (value <= 2.2) + [("b", 0, 2.0)]
+        lines += [("a", 1, value), ("b", 1, 7.0 - value)] if value > 1.5 else []
+        return tuple(Case(label, "d", 1, "s", (("context", place),), y, y, y) for label, place, y in lines)
+
+    monkeypatch.setattr(break_even, "_cases", cases)
+    (swept,) = sweep(asked(tmp_path), 1, silent)
+    assert [(lead.place, lead.before, lead.after) for lead in swept.leads] == [
+        ("context 0", "a", "b"),
+        ("context 1", "a", "b"),
+    ]
+    assert [lead.at for lead in swept.leads] == pytest.approx([2.2, 3.5], abs=0.05)
+    assert (swept.first["context 1"].since, swept.first["context 1"].until) == (2.0, 5.0)
+
+
+def test_without_intervals_both_ends_are_the_crossing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for between in ([1024, 131072], [1.0, 5.0], [0.1, 90.0]):
+        edge = (between[0] * between[1]) ** 0.5 * 1.1
+        drawn(monkeypatch, {"a": lambda x: x, "b": lambda x, e=edge: e})
+        ((lead,),) = (one.leads for one in sweep(asked(tmp_path, between=between), 1, silent))
+        assert lead.between == (lead.at, lead.at)
 
 
 def test_what_never_changes_is_said_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

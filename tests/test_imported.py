@@ -361,7 +361,7 @@ def test_devices_stand_in_80_columns(card: DeviceSpec, capsys: pytest.CaptureFix
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 80
     h200 = next(line for line in lines if line.startswith("h200-sxm"))
-    assert h200.split()[:6] == ["h200-sxm", "150.1", "4.8", "989.5", "1979", "measured"]
+    assert h200.split()[:7] == ["h200-sxm", "150.1", "4.8", "989.5", "1979", "700", "measured"]
     assert call("devices", "./my-card.yaml") == 0
     out = capsys.readouterr().out
     assert "kernel_s = 9.4e-07  [assumed]" in out

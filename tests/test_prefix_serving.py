@@ -470,5 +470,5 @@ def test_sessions_need_a_process_that_they_begin_by() -> None:
     closed = {**sessions(), "arrivals": {"kind": "closed_loop", "clients": 2}}
     with pytest.raises(InputError, match=r"workload\.sessions: begin by arrivals of kind constant"):
         parse_scenario(document(workload=closed), "test")
-    with pytest.raises(InputError, match=r"workload\.distinct_prompts: is given beside sessions"):
+    with pytest.raises(InputError, match=r"workload\.distinct_prompts: are given beside sessions"):
         parse_scenario(document(workload={**sessions(), "distinct_prompts": 3}), "test")

@@ -117,8 +117,8 @@ def sections(plan: Planned) -> list[Section]:
     if plan.question == leads.QUESTION:
         return [*leads.leads(plan), *_asked(plan)]
     return [
-        *(*_how_to_run(plan), *_holds(of), *_against(of), *_trade_off(of), *sensitivity(plan)),
-        *(*_points(of), *_prices(plan), *_asked(plan)),
+        *(*_holds(of), *_against(of), *_trade_off(of), *sensitivity(plan)),
+        *(*_how_to_run(plan), *_points(of), *_prices(plan), *_asked(plan)),
     ]
 
 

@@ -79,7 +79,7 @@ def tornado(swings: Sequence[Swing]) -> go.Figure:
     reach = max((abs(end) for end in ends), default=1.0) * 1.1 or 1.0
     axis = {
         "title": {"text": "change, %"},
-        "range": [max(-reach, min(ends, default=0.0) * 1.15), min(reach, max(ends, default=0.0) * 1.15)],
+        "range": [max(-reach, min([0.0, *ends]) * 1.15), min(reach, max([0.0, *ends]) * 1.15) or 1.0],
         "zeroline": True,
     }
     rows = common.rows_axis([_row(name, swings) for name in names])

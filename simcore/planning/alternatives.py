@@ -138,9 +138,15 @@ def at_load(workload: Workload, value: float, times: int = 1) -> Workload:
         update={"requests": [times * each for each in workload.requests or ()] or None}
     )
     if not _several(workload):
-        return more.model_copy(update={"arrivals": _at(workload.arrivals, value)})
+        return more.model_copy(update={"arrivals": _longer(_at(workload.arrivals, value), times)})
     tenants = [one.model_copy(update={"arrivals": _faster(one.arrivals, value)}) for one in workload.tenants]
     return more.model_copy(update={"arrivals": _faster(workload.arrivals, value), "tenants": tenants})
+
+
+def _longer(arrivals: Any, times: int) -> Any:
+    """Returns arrivals whose last request comes so many times as late, where a scenario says when."""
+    span = getattr(arrivals, "span_intervals", None)
+    return arrivals if span is None else arrivals.model_copy(update={"span_intervals": span * times})
 
 
 def _several(workload: Workload) -> bool:

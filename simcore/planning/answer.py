@@ -28,18 +28,22 @@ def answer(asked: Asked, found: Found) -> str:
 
 
 def _by_load(asked: Asked, found: Found, says: Callable[[Tried, str], str]) -> str:
-    """Returns a sentence for each load, that of a winner by `says`, and what is beyond it."""
-    told = []
+    """Returns a sentence for each load, that of a winner by `says`, and what is beyond it. Of several loads
+    the first has the limits, and what all have in common stands at the end."""
+    told: list[str] = []
+    slow = [found.at_slow_prices.get(i) for i in range(len(found.groups))]
+    alike = len(slow) > 1 and all(one is not None and one.holds for one in slow) and not found.at_fast_holds
     for i, (group, winner) in enumerate(zip(found.groups, found.winners, strict=True)):
         load = _load(group[0].alternative.point.case.axes)
         if winner is None:
             told.append(f"Nothing that was tried keeps {_limits(asked.limits)} at {load}.{_closest(group)}")
             continue
-        told.append(
-            f"{says(winner, load)} with {_reached(asked.limits, winner.judged)}{_sure(asked, winner)}."
-            f"{_beyond(asked, group, winner)}{_prices(asked, found, i)}"
-        )
-    return _joined(told)
+        reached = _reached(asked.limits, winner.judged, brief=bool(told))
+        beyond_it = _beyond(asked, group, winner, brief=len(found.groups) > 1)
+        prices = "" if alike else _prices(asked, found, i)
+        told.append(f"{says(winner, load)} with {reached}{_sure(asked, winner)}.{beyond_it}{prices}")
+    end = " With all op times at the slow end of their 90 % intervals these hold too." if alike else ""
+    return _joined(told) + end
 
 
 def _devices(asked: Asked, found: Found) -> str:
@@ -165,13 +169,14 @@ def _limits(limits: Sequence[Limit]) -> str:
     return " and ".join(limit.text() for limit in limits) or "the limits"
 
 
-def _reached(limits: Sequence[Limit], judged: Judged) -> str:
+def _reached(limits: Sequence[Limit], judged: Judged, *, brief: bool = False) -> str:
+    """Returns what a point reaches of each limited metric, beside its limit unless `brief`."""
     words = []
     for limit in limits:
         mean = judged.mean(limit.metric)
         if mean is not None:
-            allowed = value_text(limit.metric, limit.value)
-            words.append(f"{metric_text(limit.metric)} {value_text(limit.metric, mean)} (limit {allowed})")
+            allowed = "" if brief else f" (limit {value_text(limit.metric, limit.value)})"
+            words.append(f"{metric_text(limit.metric)} {value_text(limit.metric, mean)}{allowed}")
     return " and ".join(words) or "no limit"
 
 
@@ -181,9 +186,12 @@ def _sure(asked: Asked, one: Tried) -> str:
     return f", {asked.whatif.certainty * 100:.4g} % sure after {len(one.judged.runs)} replicas"
 
 
-def _beyond(asked: Asked, group: Sequence[Answered], winner: Tried) -> str:
+def _beyond(asked: Asked, group: Sequence[Answered], winner: Tried, *, brief: bool) -> str:
     worse = beyond(group, winner)
-    return "" if worse is None else f" {_number(asked, worse)} {_fails(worse.judged)}."
+    if worse is None:
+        return ""
+    says = _fails(worse.judged)
+    return f" {_number(asked, worse)} {says.partition(':')[0] if brief else says}."
 
 
 def _number(asked: Asked, one: Tried) -> str:

@@ -12,7 +12,7 @@ import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
-from math import sqrt
+from math import inf, sqrt
 from typing import Any
 
 from simcore.assembly import Place, assemble
@@ -38,7 +38,7 @@ VALUES, FAR = 5, 8.0
 MOST_TOLD = 6
 # Columns that tell cases of one place apart.
 OF_CASE = ("strategy", "label", "ranks", "groups", "devices", "hit_rate", "device")
-Told = tuple[str, ...]
+Axes = tuple[tuple[str, Any], ...]
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Case:
     device: str
     devices: int
     strategy: str
-    place: tuple[tuple[str, Any], ...]
+    place: Axes
     value: float
     low: float
     high: float
@@ -70,15 +70,25 @@ class Lead:
 
 
 @dataclass(frozen=True)
+class First:
+    """Who leads at the least value of the field, and the first and last value at which something runs."""
+
+    label: str
+    since: float
+    until: float
+
+
+@dataclass(frozen=True)
 class Swept:
     """What was run with one set of settings. `runs`: the cases at each value of the field; `leads`: where the
-    lead passes; `first`: who leads at the least value, place by place; `warnings`: of all runs."""
+    lead passes; `first`: who leads first, place by place; `names`: of the places; `warnings`: of all runs."""
 
     settings: Mapping[str, Any]
     runs: Mapping[float, tuple[Case, ...]]
     leads: tuple[Lead, ...]
-    first: Mapping[str, str]
-    warnings: Told = ()
+    first: Mapping[str, First]
+    names: Mapping[Axes, str]
+    warnings: tuple[str, ...] = ()
     refused: str = ""
 
 
@@ -112,6 +122,7 @@ def is_far(values: Sequence[float]) -> bool:
 
 def sweep(asked: Asked, jobs: int, progress: Callable[[str, int, int], None]) -> list[Swept]:
     """Runs a plan: the field's values with each set of settings. Raises InputError if nothing can run."""
+    metric_of(asked)
     seed = asked.document.get("seed", 0)
     every = list(asked.settings(seed if isinstance(seed, int) else 0))
     within = jobs if len(every) == 1 else 1
@@ -137,13 +148,16 @@ def _swept(asked: Asked, settings: Mapping[str, Any], jobs: int) -> Swept:
     assert asked.whatif.between is not None
     values = grid(asked.whatif.between)
     try:
-        for value in values:
-            cases(value)
-        leads = list(_leads(asked, settings, values, cases))
+        places = list(dict.fromkeys(case.place for value in values for case in cases(value)))
+        names = names_of(places)
+        leads = list(_leads(asked, settings, values, names, cases))
     except (InputError, ModelError) as error:
-        return Swept(settings, {}, (), {}, (), str(error))
-    first = {place: best(own, asked).label for place, own in by_place(runs[values[0]]).items()}
-    return Swept(settings, dict(sorted(runs.items())), tuple(leads), first, tuple(warnings))
+        return Swept(settings, {}, (), {}, {}, (), str(error))
+    first = {}
+    for place, name in names.items():
+        led = [(value, own) for value in values if (own := by_place(runs[value]).get(place))]
+        first[name] = First(best(led[0][1], asked).label, led[0][0], led[-1][0])
+    return Swept(settings, dict(sorted(runs.items())), tuple(leads), first, names, tuple(warnings))
 
 
 def _cases(
@@ -179,24 +193,27 @@ def _case(row: Row, asked: Asked) -> Case:
     return Case(axes["label"], axes["device"], row.axes.devices, axes["strategy"], place, value, low, high)
 
 
-def place_text(place: tuple[tuple[str, Any], ...]) -> str:
-    """Returns a place in words: "context tokens 1,024, batch 1"."""
-    shown = (f"{value:,}" if isinstance(value, int) else f"{value}" for _, value in place)
-    return ", ".join(f"{name.replace('_', ' ')} {text}" for (name, _), text in zip(place, shown, strict=True))
+def names_of(places: Sequence[Axes]) -> dict[Axes, str]:
+    """Returns each place in words, by what differs between places: "context tokens 1,024"; empty if nothing
+    does."""
+    keys = list(dict.fromkeys(key for place in places for key, _ in place))
+    varied = [key for key in keys if len({dict(place).get(key) for place in places}) > 1]
+
+    def text(value: Any) -> str:
+        return f"{value:,}" if isinstance(value, int) else f"{value}"
+
+    return {
+        place: ", ".join(f"{key.replace('_', ' ')} {text(value)}" for key, value in place if key in varied)
+        for place in places
+    }
 
 
-def by_place(cases: Sequence[Case]) -> dict[str, list[Case]]:
-    """Returns the cases of each place; of a place that is alone the name is empty."""
-    places: dict[tuple[tuple[str, Any], ...], list[Case]] = {}
+def by_place(cases: Sequence[Case]) -> dict[Axes, list[Case]]:
+    """Returns the cases of each place."""
+    places: dict[Axes, list[Case]] = {}
     for case in cases:
         places.setdefault(case.place, []).append(case)
-    varied = {
-        key for key, _ in {part for place in places for part in place}
-        if len({dict(place).get(key) for place in places}) > 1
-    }  # fmt: skip
-    return {
-        place_text(tuple(part for part in place if part[0] in varied)): own for place, own in places.items()
-    }
+    return places
 
 
 def best(cases: Sequence[Case], asked: Asked) -> Case:
@@ -209,19 +226,19 @@ def _leads(
     asked: Asked,
     settings: Mapping[str, Any],
     values: Sequence[float],
+    names: Mapping[Axes, str],
     cases: Callable[[float], tuple[Case, ...]],
 ) -> Iterator[Lead]:
     """Yields where the lead passes from one case to another, place by place."""
-    for place in by_place(cases(values[0])):
+    for place, name in names.items():
         led = [by_place(cases(value)).get(place, []) for value in values]
         for i, (below, above) in enumerate(pairwise(led)):
-            if (
-                below
-                and above
-                and (before := best(below, asked).label) != (after := best(above, asked).label)
-            ):
-                gap = _Gap(asked, cases, place, before, after)
-                yield gap.lead(settings, values, i)
+            if not below or not above:
+                continue
+            before, after = best(below, asked).label, best(above, asked).label
+            if before != after:
+                at, between = _Gap(asked, cases, place, before, after).passes(values, i)
+                yield Lead(settings, name, before, after, at, between)
 
 
 @dataclass(frozen=True)
@@ -230,7 +247,7 @@ class _Gap:
 
     asked: Asked
     cases: Callable[[float], tuple[Case, ...]]
-    place: str
+    place: Axes
     before: str
     after: str
 
@@ -239,37 +256,39 @@ class _Gap:
         return metric(str(self.asked.document["study"]), metric_of(self.asked)).better == "lower"
 
     def gain(self, value: float, of_before: str, of_after: str) -> float:
-        """Returns by how much `before` is ahead. `of_before`, `of_after`: the ends of their intervals."""
+        """Returns by how much `before` is ahead; infinite where one of both cannot run. `of_before`,
+        `of_after`: the ends of their intervals."""
         own = {case.label: case for case in by_place(self.cases(value)).get(self.place, ())}
-        for label in (self.before, self.after):
-            if label not in own:
-                over = self.asked.whatif.over
-                raise InputError(f"{self.asked.where}: over: {over}: {label} cannot run at {value:g}")
+        if self.before not in own or self.after not in own:
+            return inf if self.before in own else -inf
         gain = getattr(own[self.after], of_after) - getattr(own[self.before], of_before)
         return float(gain if self._lower else -gain)
 
-    def where(self, values: Sequence[float], of_before: str, of_after: str) -> list[float]:
-        """Returns the values at which that changes its sign, at most one between two neighbours."""
-        far = is_far(values)
+    def where(self, values: Sequence[float], i: int, of_before: str, of_after: str) -> float | None:
+        """Returns the value between the values i and i + 1 at which that changes its sign; None if it does
+        not."""
+        apart = None if is_far(values) else PRECISION * (values[-1] - values[0])
 
         def ahead(value: float) -> bool:
             return self.gain(value, of_before, of_after) > 0.0
 
-        return [
-            _bisected(ahead, below, above, None if far else PRECISION * (values[-1] - values[0]))
-            for below, above in pairwise(values)
-            if ahead(below) != ahead(above)
-        ]
+        below, above = values[i : i + 2]
+        return _bisected(ahead, below, above, apart) if ahead(below) != ahead(above) else None
 
-    def lead(self, settings: Mapping[str, Any], values: Sequence[float], i: int) -> Lead:
-        """Returns where the lead passes between the values i and i + 1."""
+    def passes(self, values: Sequence[float], i: int) -> tuple[float, tuple[float | None, float | None]]:
+        """Returns where the lead passes between the values i and i + 1, and between which values neither
+        leads for sure."""
         # If both are as good at the first value, the lead passes there.
-        at = next(iter(self.where(values[i : i + 2], "value", "value")), values[i])
+        at = self.where(values, i, "value", "value")
+        at = values[i] if at is None else at
         worse, better = ("high", "low") if self._lower else ("low", "high")
-        until = [place for place in self.where(values, worse, better) if place <= at]
-        since = [place for place in self.where(values, better, worse) if place >= at]
-        between = max(until, default=None), min(since, default=None)
-        return Lead(settings, self.place, self.before, self.after, at, between)
+        steps = range(len(values) - 1)
+        until = [place for j in steps if (place := self.where(values, j, worse, better)) is not None]
+        since = [place for j in steps if (place := self.where(values, j, better, worse)) is not None]
+        return at, (
+            max((place for place in until if place <= at), default=None),
+            min((place for place in since if place >= at), default=None),
+        )
 
 
 def _bisected(ahead: Callable[[float], bool], below: float, above: float, apart: float | None) -> float:
@@ -299,16 +318,14 @@ def answer_of(asked: Asked, every: Sequence[Swept]) -> str:
 
 def _told(asked: Asked, swept: Swept) -> Iterator[str]:
     """Yields a sentence for each place."""
-    assert asked.whatif.between is not None
-    first, last = asked.whatif.between
     with_ = ", ".join(f"{short(path)} {_setting(value)}" for path, value in swept.settings.items())
     field = short(asked.whatif.over or "")
-    for place, leader in swept.first.items():
+    for place, first in swept.first.items():
         at = ", ".join(part for part in (with_, place) if part)
-        begins = f"With {at}: {leader}" if at else leader
+        begins = f"With {at}: {first.label}" if at else first.label
         leads = [lead for lead in swept.leads if lead.place == place]
         if not leads:
-            yield f"{begins} leads everywhere from {field} {number(first)} to {number(last)}."
+            yield f"{begins} leads everywhere from {field} {number(first.since)} to {number(first.until)}."
             continue
         parts = [
             f"{'up to' if i == 0 else 'to'} {field if i == 0 else ''} {number(lead.at)}{_open(lead)}, then"
@@ -354,12 +371,14 @@ def lines_of(asked: Asked, every: Sequence[Swept]) -> list[dict[str, Any]]:
     for swept in every:
         for value, cases in swept.runs.items():
             for place, own in by_place(cases).items():
+                name_of = swept.names[place]
                 leader = best(own, asked)
                 lines += [
                     {
                         "device": case.device, "label": case.label, "strategy": case.strategy,
                         "devices": case.devices, **{f"vary.{path}": v for path, v in swept.settings.items()},
-                        f"vary.{over}": value, "place": place, "verdict": "holds", "best": case is leader,
+                        f"vary.{over}": value, "place": name_of, "verdict": "holds",
+                        "best": case is leader,
                         name: case.value, f"{name}.low": case.low, f"{name}.high": case.high,
                     }
                     for case in own

@@ -36,7 +36,8 @@ def factors(document: Mapping[str, Any], link: str | None) -> list[Factor]:
     """Returns the factors of a scenario with one case and one device. `document`: its fields, all defaults
     written out; `link`: the name of the link that its servers use, None if they use none."""
     workload = document["workload"]
-    found = [*_arrivals(workload["arrivals"])]
+    own = any(tenant.get("arrivals") for tenant in workload.get("tenants") or ())
+    found = [] if own else [*_arrivals(workload["arrivals"])]
     for name, words in (("prompt_tokens", "prompts' lengths"), ("output_tokens", "answers' lengths")):
         if (given := workload.get(name)) is not None and _scales(given):
             found.append(_of_lengths(name, words, given))
@@ -73,11 +74,11 @@ def resources(document: Mapping[str, Any], link: str | None) -> list[Factor]:
 
 
 def _room(document: Mapping[str, Any]) -> Factor:
-    """Returns the room for KV as a factor: that of the scenario, else the device's memory."""
+    """Returns the room for KV as a factor where the scenario gives it, else the device's memory."""
     blocks = document.get("kv_blocks")
     if blocks is None:
-        return _of_device("memory for KV", (1.0, RELIEF), "memory_bytes", _change(document))
-    return Factor("memory for KV", 1.0, RELIEF, lambda times: {"kv_blocks": round(blocks * times)})
+        return _of_device("device memory", (1.0, RELIEF), "memory_bytes", _change(document))
+    return Factor("room for KV", 1.0, RELIEF, lambda times: {"kv_blocks": round(blocks * times)})
 
 
 def _change(document: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -105,7 +106,7 @@ def _arrivals(arrivals: Mapping[str, Any]) -> list[Factor]:
         return {f"{ARRIVALS}.rate_per_s": rate * times, f"{ARRIVALS}.interval_s": None}
 
     cv = {"poisson": 1.0, "gamma": arrivals.get("cv")}.get(kind)
-    if cv is None:
+    if cv is None or arrivals.get("span_intervals") is not None:
         return [Factor("load", *LOAD, faster)]
 
     def burstier(times: float) -> Puts:

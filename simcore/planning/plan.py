@@ -33,6 +33,8 @@ SHOWN = (
     *("ttft_p99_s", "tpot_p99_s", "e2e_p50_s", "e2e_p99_s", "goodput_per_s", "request_throughput_per_s"),
     *("output_throughput_tokens_per_s", "utilisation", "mean_batch", "max_kv_share", "mean_queue"),
 )
+# A scenario's name has at most 100 characters.
+LONGEST_NAME = 90
 NUMBER = re.compile(r"\d[\d,.]*")
 PERCENT = re.compile(r"_p([\d.]+)_")
 # Reasons for leaving points out that are said one by one.
@@ -72,7 +74,9 @@ class Plan:
     def scenarios(self) -> list[dict[str, Any]]:
         """Returns the scenario of each line, by which `run --point` gives it a report of its own."""
         every = (resolved(one.point.scenario) for one in self.found.tried)
-        return [{**fields, "name": f"{self.asked.name}-{i}"} for i, fields in enumerate(every, 1)]
+        return [
+            {**fields, "name": f"{self.asked.name[:LONGEST_NAME]}-{i}"} for i, fields in enumerate(every, 1)
+        ]
 
     def summary(self) -> dict[str, Any]:
         """Returns what summary.json says: the same for the same question, whatever was known before."""

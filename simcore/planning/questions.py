@@ -106,6 +106,11 @@ class Found:
     pairs: list[Pair] = field(default_factory=list)
     left_out: dict[str, int] = field(default_factory=dict)
 
+    @property
+    def at_fast_holds(self) -> bool:
+        """Whether some point beyond an answer would hold at the fast end."""
+        return any(one.holds for one in self.at_fast_prices.values())
+
 
 def price_of(asked: Asked, point: Point) -> float | None:
     """Returns what the devices of a point cost an hour, or None."""
@@ -247,6 +252,10 @@ def _check_prices(asked: Asked, every: Sequence[Alternative]) -> None:
             known = nearest(name, sorted(names))
             raise InputError(f"{asked.where}: cost_per_hour.{plain(name)}: is no device of this plan{known}")
     for alternative in every:
+        if alternative.point.case.scaling is not None:
+            raise InputError(
+                f"{asked.where}: autoscaling: costs are of devices that run all the time; leave it out"
+            )
         if price_of(asked, alternative.point) is None:
             missing = alternative.point.scenario.devices_in_use[0].base
             raise InputError(
@@ -271,9 +280,8 @@ def _at_ends(asked: Asked, found: Found, runner: Runner) -> None:
     worse = {i: beyond(group, winner) for i, (group, winner) in pairs}
     slow = [(i, winner.point) for i, winner in enumerate(found.winners) if winner is not None]
     fast = [(i, one.point) for i, one in worse.items() if one is not None and found.winners[i] is not None]
-    steady = asked.question in ("rate", "strategy")
-    searches = [judge(point, asked.limits, asked.rule, "high", steady=steady) for _, point in slow]
-    searches += [judge(point, asked.limits, asked.rule, "low", steady=steady) for _, point in fast]
+    searches = [judge(point, asked.limits, asked.rule, "high") for _, point in slow]
+    searches += [judge(point, asked.limits, asked.rule, "low") for _, point in fast]
     judged = drive(searches, runner)
     found.at_slow_prices = {i: one for (i, _), one in zip(slow, judged, strict=False)}
     found.at_fast_prices = {i: one for (i, _), one in zip(fast, judged[len(slow) :], strict=True)}
@@ -322,20 +330,24 @@ def _highest(asked: Asked, benches: Benches, runner: Runner) -> Found:
                 next(t for t in found.tried if t.alternative is every[i] and t.value == begins[i])
                 for i in places
             ]
-            found.pairs += _pairs(asked, winner, there, runner)
+            found.pairs += _pairs(asked, benches, winner, there, runner)
     _at_ends(asked, found, runner)
     return found
 
 
-def _pairs(asked: Asked, winner: Tried, there: Sequence[Tried], runner: Runner) -> list[Pair]:
+def _pairs(
+    asked: Asked, benches: Benches, winner: Tried, there: Sequence[Tried], runner: Runner
+) -> list[Pair]:
     """Compares the winner with the others at the scenario's load, by replicas with the same requests."""
-    looks = asked.rule.looks[:PAIRED_LOOKS]
-    more = [Ask(t.point, replica) for t in there for replica in range(looks[-1])]
-    runs = runner(more)
-    count = looks[-1]
+    # Pairs need the same requests: some points may have had more of them, for a steady state.
+    times = max(t.point.case.axes.requests // t.alternative.point.case.axes.requests for t in there)
+    points = [with_load(benches, t.alternative, t.value or 0.0, times) for t in there]
+    once = all(point.same_in_every_run for point in points)
+    count = 1 if once else asked.rule.looks[:PAIRED_LOOKS][-1]
+    runs = runner([Ask(point, replica) for point in points for replica in range(count)])
     full = [
-        replace(t, judged=replace(t.judged, runs=tuple(runs[i * count : (i + 1) * count])))
-        for i, t in enumerate(there)
+        replace(t, judged=replace(t.judged, point=point, runs=tuple(runs[i * count : (i + 1) * count])))
+        for i, (t, point) in enumerate(zip(there, points, strict=True))
     ]
     best = next(t for t in full if t.alternative is winner.alternative)
     pairs = []
@@ -435,5 +447,7 @@ def difference(a: Judged, b: Judged, metric: str, certainty: float) -> tuple[flo
         for one, other in zip(a.runs, b.runs, strict=False)
     ]
     gaps = [other - one for one, other in pairs if one is not None and other is not None]
+    if gaps and a.point.same_in_every_run and b.point.same_in_every_run:
+        return gaps[0], gaps[0], gaps[0]
     ends = interval(gaps, certainty)
     return None if ends is None else (fmean(gaps), *ends)

@@ -85,8 +85,8 @@ def judge(
 
 
 def judged_by(point: Point, runs: Sequence[Ran], limits: Sequence[Limit], rule: Rule) -> Verdict:
-    """Returns the verdict on a point by given runs, where its rate is kept up."""
-    return _judged(point, runs, limits, rule, steady=True).verdict
+    """Returns the verdict on a point by given runs."""
+    return _judged(point, runs, limits, rule, steady=False).verdict
 
 
 def _judged(point: Point, runs: Sequence[Ran], limits: Sequence[Limit], rule: Rule, steady: bool) -> Judged:
@@ -182,9 +182,10 @@ def fewest(
 
 # Doublings to either side before a search gives up.
 MOST_DOUBLINGS = 40
-# The look after which a point may stay unsure until one holds and one fails: another one near it comes again.
+# Until one point holds and one fails, others may stay unsure after this look: the search comes back to them.
 BRACKETS = 3
-# From here on a line between two points says where the edge is; a factor that is no step.
+# Two points within this factor of each other have a line between them that says where the edge is. Rounding
+# of a bracket's factor.
 NEAR, ROUNDING = 1.3, 1e-9
 # At most so many times as many requests as a scenario has, for a steady state.
 MOST_TIMES = 64
@@ -275,7 +276,8 @@ def _guess(
     if above <= 0.0:
         # The point above may well hold.
         return high
-    return low * (high / low) ** (below / (below - above)) if below < 0.0 and above < inf else None
+    known = -inf < below < 0.0 and above < inf
+    return low * (high / low) ** (below / (below - above)) if known else None
 
 
 def _used(judged: Judged, limit: Limit, rule: Rule) -> float:

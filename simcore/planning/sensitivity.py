@@ -87,7 +87,8 @@ def _swings(asked: Asked, number: int, winner: Tried, benches: Benches, runner: 
     limit = tightest(asked, winner) or Limit("e2e_mean_s", 0.0, at_most=True)
     rule = Rule(asked.whatif.certainty, min(REPLICAS, asked.rule.most))
     changes = _changes(asked, winner, benches, rule)
-    runs = runner([Ask(winner.point, replica) for replica in range(rule.most)])
+    count = 1 if winner.point.same_in_every_run else rule.most
+    runs = runner([Ask(winner.point, replica) for replica in range(count)])
     full = replace(winner.judged, runs=tuple(runs))
     results = drive([change.search for change in changes], runner)
     found = [
@@ -125,10 +126,9 @@ def _swing(
 
 def _changes(asked: Asked, winner: Tried, benches: Benches, rule: Rule) -> list[_Change]:
     """Returns the changes of a best point that can be, each with its search."""
-    steady = asked.question in ("rate", "strategy")
 
     def judged(point: Point, end: End = "value") -> Search[Judged]:
-        return judge(point, asked.limits, rule, end, steady=steady)
+        return judge(point, asked.limits, rule, end)
 
     document = resolved(winner.point.scenario)
     link = benches.links.get(winner.point.device) if winner.point.case.axes.ranks > 1 else None
@@ -150,7 +150,7 @@ def _changes(asked: Asked, winner: Tried, benches: Benches, rule: Rule) -> list[
 class Gain:
     """What a point beyond the answer gains from a resource that is RELIEF times as good. `metric`: that of
     the limit which it is nearest to; `more`, `low`, `high`: geometric mean of that metric's ratio over pairs
-    of replicas, less 1, with its interval; `verdict`: on the point with it."""
+    of replicas, less 1, with its interval; `verdict`: on the point with it; `better`: lower or higher."""
 
     resource: str
     metric: str
@@ -158,6 +158,7 @@ class Gain:
     low: float
     high: float
     verdict: str
+    better: str
 
 
 def limiting(asked: Asked, found: Found, benches: Benches, runner: Runner) -> list[Gain]:
@@ -173,6 +174,8 @@ def limiting(asked: Asked, found: Found, benches: Benches, runner: Runner) -> li
 def _gains(asked: Asked, worse: Tried, benches: Benches, runner: Runner) -> list[Gain]:
     limit, count = tightest(asked, worse), min(REPLICAS, asked.rule.most)
     assert limit is not None
+    if worse.point.same_in_every_run:
+        count = 1
     document = resolved(worse.point.scenario)
     link = benches.links.get(worse.point.device) if worse.point.case.axes.ranks > 1 else None
     names, points = [""], [worse.point]
@@ -183,9 +186,9 @@ def _gains(asked: Asked, worse: Tried, benches: Benches, runner: Runner) -> list
                 points.append(point)
         runs = runner([Ask(point, replica) for point in points for replica in range(count)])
     before, *after = (runs[i * count : (i + 1) * count] for i in range(len(points)))
-    rule = Rule(asked.whatif.certainty, count)
+    rule, better = Rule(asked.whatif.certainty, max(2, count)), "lower" if limit.at_most else "higher"
     gains = [
-        Gain(name, limit.metric, *ends, judged_by(point, those, asked.limits, rule))
+        Gain(name, limit.metric, *ends, judged_by(point, those, asked.limits, rule), better)
         for name, point, those in zip(names[1:], points[1:], after, strict=True)
         if (ends := _ratio(before, those, limit.metric, rule)) is not None
     ]
@@ -199,6 +202,8 @@ def _ratio(
     """Returns the geometric mean of a metric's ratio over pairs, less 1, with its interval."""
     pairs = [(a.figures.get(metric), b.figures.get(metric)) for a, b in zip(before, after, strict=True)]
     logs = [log(b / a) for a, b in pairs if a and b]
+    if len(before) == len(logs) == 1:
+        return (expm1(logs[0]),) * 3
     ends = interval(logs, rule.certainty)
     return None if ends is None else (expm1(fmean(logs)), expm1(ends[0]), expm1(ends[1]))
 
@@ -281,7 +286,8 @@ def limits_beyond(gains: Sequence[Gain]) -> str:
         return ""
     name, times = metric_text(gains[0].metric), f"{RELIEF:g} times as good"
     # A gain whose interval has the zero in it may be none.
-    sure = [gain for gain in gains if gain.low * gain.high > 0.0]
+    sign = 1.0 if gains[0].better == "lower" else -1.0
+    sure = [gain for gain in gains if gain.low * gain.high > 0.0 and sign * gain.more < 0.0]
     if not sure:
         return f" No single resource limits beyond: made {times}, none changes {name} for sure."
     first, *others = (f"{gain.more * 100:+.3g} %" for gain in sure[:MOST_NAMED])

@@ -16,7 +16,8 @@ the skewness k of the values (Hall 1992):
 
     mean - s w < limit,   w = 3 / k ((1 + k (-q / sqrt(n) - k / (6 n)))^(1/3) - 1)
 
-The last look is that of the two-sided interval that reports show.
+Values that should be large are turned: of a share, what it lacks to one. Where one of them is zero or less,
+the bound is Hall's. The last look is that of the two-sided interval that reports show.
 """
 
 from collections.abc import Sequence
@@ -30,8 +31,10 @@ Verdict = Literal["holds", "fails", "unsure"]
 LOOKS = (3, 5, 8, 13, 21, 34, 55)
 # Share of the last look's error that each earlier look takes.
 EARLY = 0.08
-# A skewness is told by fewer values than this only badly.
+# With fewer values a skewness is little more than chance.
 HALLS_FROM, NORMAL = 13, 2.0
+# So many equal values are sure where they should be large.
+SURE_OF_EQUAL = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +71,8 @@ class Rule:
         look at them is sure."""
         wanted = quantile(self.error, len(values) - 1)
         half = wanted * stdev(values) / sqrt(len(values))
-        if at_most and min(values) > 0.0:
-            return max(half, upper(values, wanted) - fmean(values))
-        return half
+        turned, _ = _turned(values, 1.0, at_most=at_most)
+        return max(half, upper(turned, wanted) - fmean(turned))
 
 
 def judged(values: Sequence[float], limit: float, error: float, *, at_most: bool) -> Verdict:
@@ -82,23 +84,35 @@ def judged(values: Sequence[float], limit: float, error: float, *, at_most: bool
     count = len(values)
     if count < 2:
         return "unsure"
-    room, spread = (limit - fmean(values)) * (1.0 if at_most else -1.0), stdev(values)
+    values, limit = _turned(values, limit, at_most=at_most)
+    room, spread = limit - fmean(values), stdev(values)
     if spread == 0.0:
-        return "holds" if room >= 0.0 else "fails"
+        # Shares are often whole in some replicas and not in the next.
+        few = 2 < count < SURE_OF_EQUAL and not at_most
+        return "fails" if room < 0.0 else "unsure" if few else "holds"
     wanted = quantile(error, count - 1)
     t = room * sqrt(count) / spread
     if t < -wanted:
         return "fails"
-    # A figure that should be large is a share or a rate, which has no long tail upwards near its limit.
-    skewed = at_most and min(values) > 0.0 and limit > 0.0
-    if t > wanted and (not skewed or upper(values, wanted) < limit):
-        return "holds"
-    return "unsure"
+    return "holds" if t > wanted and upper(values, wanted) < limit else "unsure"
+
+
+def _turned(values: Sequence[float], limit: float, *, at_most: bool) -> tuple[Sequence[float], float]:
+    """Returns values and a limit of which less is better: of a share what lacks to one."""
+    if at_most:
+        return values, limit
+    whole = 1.0 if limit <= 1.0 and max(values) <= 1.0 else 0.0
+    return [whole - value for value in values], whole - limit
 
 
 def upper(values: Sequence[float], wanted: float) -> float:
-    """Returns the upper bound of the mean of positive values that may be skewed; `wanted`: the quantile."""
+    """Returns the upper bound of the mean of values that may be skewed; `wanted`: the quantile. Hall's is of
+    any values, Cox's of positive ones."""
     count = len(values)
+    if count < 3 or stdev(values) == 0.0:
+        return fmean(values) + wanted * stdev(values) / sqrt(count)
+    if min(values) <= 0.0:
+        return hall_upper(values, wanted)
     if count >= HALLS_FROM and skewness([log(one) for one in values]) < -NORMAL * sqrt(6.0 / count):
         return hall_upper(values, wanted)
     return cox_upper(values, wanted)

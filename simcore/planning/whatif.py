@@ -338,6 +338,17 @@ def _check_study(base: Mapping[str, Any], question: str, where: str) -> None:
 
 def _check_searched(whatif: Whatif, question: str, where: str) -> None:
     searched = SEARCHED.get(question, ())
+    useless = {
+        "over": question not in ("devices", BREAK_EVEN) and whatif.over is not None,
+        "between": question not in ("devices", "cost", BREAK_EVEN) and whatif.between is not None,
+        "metric": question != BREAK_EVEN and whatif.metric is not None,
+        "constraints": question == BREAK_EVEN and bool(whatif.constraints),
+        "slo": question == BREAK_EVEN and whatif.slo is not None,
+        "sensitivity": question == BREAK_EVEN and whatif.sensitivity,
+        "replicas": question == BREAK_EVEN and whatif.replicas is not None,
+    }
+    for name in (name for name, given in useless.items() if given):
+        raise InputError(f"{where}: {name}: is of no use to question {question}; leave it out")
     if question in ("devices", BREAK_EVEN) and whatif.over is not None:
         searched = (whatif.over,)
     if question == BREAK_EVEN:
