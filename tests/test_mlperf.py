@@ -174,8 +174,8 @@ def test_what_fails_first_above_the_highest_rate_is_said() -> None:
     point: Any = None
     judged = {rate: Judged(point, (), "fails", {}, f"at {rate:g}") for rate in (2.0, 1.5)}
     holding = Judged(point, (), "holds")
-    assert predict._first_beyond(Highest(1.0, 1.5, {1.0: holding, **judged})).why == "at 1.5"
-    assert predict._first_beyond(Highest(None, 1.5, judged)).why == "at 1.5"
+    assert predict._why_beyond(Highest(1.0, 1.5, {1.0: holding, **judged})) == "at 1.5"
+    assert predict._why_beyond(Highest(None, 1.5, judged)) == "at 1.5"
 
 
 def test_an_estimate_has_no_columns_of_runs(row: Row) -> None:

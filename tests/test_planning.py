@@ -691,3 +691,12 @@ def test_presets_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
         cli.main(["slos"])
     assert ended.value.code == 0
     assert "mlperf/llama3.1-8b/server" in capsys.readouterr().out
+
+
+def test_servers_that_a_rule_keeps_are_the_fewest_that_are_tried(tmp_path: Path) -> None:
+    rule = {"kind": "open_requests", "target": 8, "min_servers": 3, "start_s": 1}
+    base = {**BASE, "autoscaling": [rule], "strategies": [{"kind": "continuous_batching", "ranks": 1}]}
+    plan = planned(tmp_path, {"base": base, "question": "devices"})
+    assert min(line["devices"] for line in plan.lines) == 3
+    with pytest.raises(InputError, match="autoscaling: costs are of devices that run all the time"):
+        planned(tmp_path, {"base": base, "question": "cost", "cost_per_hour": {"h200-sxm": 3.0}})

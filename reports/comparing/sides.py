@@ -37,7 +37,7 @@ PLACE = (
     "output_tokens",
 )  # fmt: skip
 VARIED = "vary."
-NO_FIGURES = ("verdict", "best", "replicas", "why")
+NO_FIGURES = ("point", "verdict", "best", "replicas", "why")
 RATES = ("rate", "strategy")
 HIGHEST_RATE, FEWEST_DEVICES, VERDICT = "highest_rate_that_holds", "fewest_devices_that_hold", "verdict"
 LADDER_ERRORS = ("median_pct", "p95_pct", "worst_pct")
@@ -257,7 +257,9 @@ def _reached(
     rates = question in RATES
     if not rates and question not in ("devices", "cost"):
         return []
-    across, beside = ("rate_per_s", ()) if rates else ("devices", ("servers",))
+    # A search for a rate takes as many requests as a steady state needs, and draws their lengths.
+    drawn = ("requests", "prompt_tokens", "output_tokens")
+    across, beside = ("rate_per_s", drawn) if rates else ("devices", ("servers",))
     ways: dict[Key, dict[str, list[float]]] = {}
     for row in rows:
         at = _number(row, across, file)

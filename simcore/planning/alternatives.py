@@ -100,11 +100,21 @@ def _open_devices(document: dict[str, Any]) -> None:
         if isinstance(strategy, dict):
             given = strategy.setdefault("ranks", list(RANKS))
             each += [one for one in (given if isinstance(given, list) else [given]) if isinstance(one, int)]
-    document["devices"] = max(1, lcm(*(one for one in each if one > 0)))
+    rules = document.get("autoscaling")
+    given = [rule.get("min_servers") for rule in rules if isinstance(rule, dict)] if rules else []
+    servers = [one for each in given for one in (each if isinstance(each, list) else [each])]
+    most = max((one for one in servers if isinstance(one, int)), default=1)
+    document["devices"] = max(1, most * lcm(*(one for one in each if one > 0)))
+
+
+def fewest_servers(point: Point) -> int:
+    """Returns the fewest servers that a point may have: those that its rule of autoscaling keeps."""
+    rule = point.case.scaling
+    return 1 if rule is None else rule.min_servers[0]
 
 
 def _smallest(benches: Benches, point: Point) -> Point:
-    return benches.at(point, devices=[point.case.axes.ranks])
+    return benches.at(point, devices=[fewest_servers(point) * point.case.axes.ranks])
 
 
 # -- loads -------------------------------------------------------------------------------------------------

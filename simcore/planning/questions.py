@@ -19,6 +19,7 @@ from simcore.planning.alternatives import (
     Alternative,
     alternatives,
     at_load,
+    fewest_servers,
     has_more,
     load_of,
     with_field,
@@ -198,7 +199,8 @@ def _fewest(asked: Asked, benches: Benches, runner: Runner) -> Found:
     def search(one: Alternative) -> Any:
         ranks = one.point.case.axes.ranks
         least, most = asked.whatif.between or (1, MOST_DEVICES if on_devices else MOST_VALUES)
-        between = (ceil(least / ranks), most // ranks) if on_devices else (least, most)
+        first = max(ceil(least / ranks), fewest_servers(one.point))
+        between = (first, most // ranks) if on_devices else (least, most)
 
         def at(number: int) -> Point:
             if on_devices:

@@ -25,7 +25,7 @@ from simcore.planning.limits import limits
 from simcore.planning.points import Benches, Point
 from simcore.planning.questions import RATES, TOLERANCE
 from simcore.planning.runs import Ask, InProcesses, Ran, Runner
-from simcore.planning.searches import Highest, Judged, drive, highest
+from simcore.planning.searches import Highest, drive, highest
 from simcore.planning.slo import preset_of
 from simcore.planning.store import Store
 from simcore.planning.verdict import Rule
@@ -38,8 +38,10 @@ FACTS = Path(__file__).resolve().parent / "mlperf.yaml"
 ENGINE = "tensorrt-llm-1.2"
 # Seconds that a run of the load generator lasts at least.
 RUN_S = 600.0
-# What is compared is an estimate, not a promise: the likelier verdict of two runs.
+# What is compared is an estimate, not a promise: the mean of two runs keeps each limit by one standard error.
 CERTAINTY, REPLICAS = 0.5, 2
+# Where a search begins if no step keeps the limit of TPOT, 1/s.
+LEAST = 0.01
 # Shares of the most tokens of a step that the estimate tries.
 SHARES = 32
 FIGURES = ("ttft_mean_s", "ttft_p99_s", "tpot_mean_s", "tpot_p99_s")
@@ -168,15 +170,21 @@ def _steady(point: Point, row: Row) -> float:
 
 
 def _round(rate: float) -> float:
-    """Returns a rate with two digits: searches of one way of running then begin, and go on, alike."""
-    return float(f"{rate:.2g}")
+    """Returns a rate with two digits, above 0: searches of one way of running then begin and go on alike."""
+    return max(float(f"{rate:.2g}"), LEAST)
 
 
 def _search(benches: Benches, point: Point, row: Row, begin: float) -> Any:
-    workload = point.scenario.workload.model_copy(update={"requests": [round(begin * RUN_S)]})
-    return highest(
+    def at(value: float, times: int) -> Point:
         # A run has as many seconds as MLPerf asks for, whatever else a steady state would need.
-        lambda value, times: benches.at(point, workload=at_load(workload, value, times)),
+        del times
+        workload = at_load(point.scenario.workload, value)
+        return benches.at(
+            point, workload=workload.model_copy(update={"requests": [max(1, round(value * RUN_S))]})
+        )
+
+    return highest(
+        at,
         begin,
         limits(preset_of(row.limits).limits, row.limits),
         Rule(CERTAINTY, REPLICAS),
@@ -199,12 +207,13 @@ def _predicted(row: Row, steady: float, found: Highest, runs: Sequence[Ran]) -> 
     return Predicted(
         steady * row.replicas,
         None if found.holds is None else found.holds * row.replicas,
-        _first_beyond(found).why,
+        _why_beyond(found),
         figures,
         {source: seconds / whole for source, seconds in shares.items()},
     )
 
 
-def _first_beyond(found: Highest) -> Judged:
+def _why_beyond(found: Highest) -> str:
+    """Returns why the first rate beyond the highest one does not hold; empty if none was tried."""
     above = [value for value in found.judged if found.holds is None or value > found.holds]
-    return found.judged[min(above)]
+    return found.judged[min(above)].why if above else ""
