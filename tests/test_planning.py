@@ -367,6 +367,32 @@ def test_where_lines_creep_halves_go_on() -> None:
     assert len(found.judged) <= 2 + 9 * 3
 
 
+@pytest.mark.parametrize("power", [0.5, 2.0, 8.0])
+def test_where_means_cross_is_told_beside_what_is_sure(power: float) -> None:
+    """Noise of a quarter, whose mean is nothing: what is sure lies below the edge, by much where a metric is
+    flat; the means cross at the edge, within the half percent that a line between neighbours leaves."""
+    edge = 7.3
+    ran = answered(lambda number: (number / edge) ** power, 0.25)
+    search = highest(point, 1.0, [TTFT], Rule(most=100), tolerance=0.01, between=(1e-6, 1e6))
+    (found,) = drive([search], ran)
+    assert found.holds is not None
+    assert found.likely == pytest.approx(edge, rel=0.005)
+    assert found.holds <= found.likely
+
+
+def test_a_queue_that_grows_in_some_runs_fails_only_if_chance_does_not_do_so() -> None:
+    """With 0.2 and 0.8 of all runs growing both verdicts are sure after some; alone three of them say nothing."""
+    for share, verdict in ((0.2, "holds"), (0.8, "fails")):
+        rng = np.random.default_rng(SEED)
+        grows = rng.random(30) < share
+
+        def ran(asks: Sequence[Ask], grows: Any = grows) -> list[Ran]:
+            return [Ran({TTFT.metric: 0.1}, growing=bool(grows[ask.replica])) for ask in asks]
+
+        (found,) = drive([judge(point(1), [TTFT], Rule())], ran)
+        assert (found.verdict, 3 < len(found.runs) < 30) == (verdict, True)
+
+
 def test_requests_that_never_suffice_end_the_search() -> None:
     """However many requests come, they are too few from 5 on: that fails, by its own words."""
     most: list[int] = []

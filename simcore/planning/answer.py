@@ -17,6 +17,8 @@ from simcore.planning.searches import Judged
 from simcore.planning.whatif import Asked
 from simcore.studies.common import ServingAxes
 
+# A rate that differs by less from the one that is sure is not told.
+WORTH_SAYING = 1.005
 # Loads that an answer says in full; the table has all.
 MOST_TOLD = 4
 
@@ -92,6 +94,9 @@ def _of_rate(asked: Asked, found: Found, i: int, group: Sequence[Answered], winn
     )
     if worse is not None:
         says += f" {_load(worse.point.case.axes)} {_fails(worse.judged)}{_limiting(worse.judged)}."
+    likely = next((one.likely for one in group if one.best is winner), None)
+    if likely is not None and winner.value is not None and likely > winner.value * WORTH_SAYING:
+        says += f" The means alone cross a limit at {_at_rate(winner, likely)}."
     others = sorted(
         (one.best for one in group if one.best is not None and one.best is not winner),
         key=lambda one: -(one.value or 0.0),
@@ -102,6 +107,14 @@ def _of_rate(asked: Asked, found: Found, i: int, group: Sequence[Answered], winn
         names = [f"{named(one)}: {_load(one.point.case.axes)}" for one in others[:MOST_TOLD]]
         says += f" Others: {'; '.join(names)}."
     return says + _prices(asked, found, i)
+
+
+def _at_rate(winner: Tried, value: float) -> str:
+    """Returns the rate at another value of what a search for a rate changes."""
+    axes = winner.point.case.axes
+    assert winner.value is not None
+    rate = value if axes.rate_per_s is None else axes.rate_per_s * value / winner.value
+    return f"{rate:.4g} {axes.arriving}/s"
 
 
 def _compared(found: Found) -> str:

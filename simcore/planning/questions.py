@@ -72,11 +72,13 @@ class Tried:
 @dataclass(frozen=True, eq=False)
 class Answered:
     """What holds of one alternative. `best`: the point that answers, None if none holds; `next_worse`: the
-    point one step beyond, which does not hold for sure."""
+    point one step beyond, which does not hold for sure; `likely`: of a rate, where the means alone cross a
+    limit."""
 
     alternative: Alternative
     best: Tried | None
     next_worse: Tried | None
+    likely: float | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -318,7 +320,7 @@ def _highest(asked: Asked, benches: Benches, runner: Runner) -> Found:
         found.tried += tried.values()
         good = None if result.holds is None else tried[result.holds]
         above = [value for value in tried if result.holds is None or value > result.holds]
-        answers.append(Answered(one, good, tried[min(above)] if above else None))
+        answers.append(Answered(one, good, tried[min(above)] if above else None, result.likely))
     # Rates are searched, so that alternatives which differ in nothing else of the load belong together.
     for places in _grouped(repr(at_load(one.point.scenario.workload, 1.0)) for one in every):
         group = [answers[i] for i in places]

@@ -15,7 +15,7 @@ the verdicts bound, and differences between points are those of pairs.
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import inf, log, sqrt
+from math import comb, inf, log, sqrt
 from statistics import fmean
 from typing import Any, TypeVar
 
@@ -99,16 +99,36 @@ def _judged(point: Point, runs: Sequence[Ran], limits: Sequence[Limit], rule: Ru
     failing, unsure = (
         [limit for limit in limits if verdicts[limit.metric] == verdict] for verdict in ("fails", "unsure")
     )
+    kept_up = _kept_up(runs, rule)
+    if kept_up == "fails":
+        return Judged(point, tuple(runs), "fails", verdicts if failing else {}, OVERLOAD)
     if failing:
         return Judged(point, tuple(runs), "fails", verdicts, _says(runs, failing))
     # A server that is empty at first is faster than in steady state: what breaks a limit breaks it there too.
     if steady and 2 * sum(run.short for run in runs) > len(runs):
         return Judged(point, tuple(runs), "fails", verdicts, TOO_FEW, short=True)
-    if unsure:
-        return Judged(point, tuple(runs), "unsure", verdicts, _says(runs, unsure))
+    if unsure or kept_up == "unsure":
+        why = _says(runs, unsure) if unsure else OVERLOAD
+        return Judged(point, tuple(runs), "unsure", verdicts, why)
     return Judged(point, tuple(runs), "holds", verdicts)
 
 
+def _kept_up(runs: Sequence[Ran], rule: Rule) -> Verdict:
+    """Returns whether requests are answered as fast as they come: not where the queue grows in most runs.
+    Before the last look that takes a majority that chance makes in at most CHANCE of all cases."""
+    count, growing = len(runs), sum(run.growing for run in runs)
+    if growing == 0:
+        return "holds"
+    most: Verdict = "fails" if 2 * growing > count else "holds"
+    if count >= rule.most or count == 1:
+        return most
+    more = max(growing, count - growing)
+    by_chance = sum(comb(count, number) for number in range(more, count + 1)) / 2.0**count
+    return most if by_chance <= CHANCE else "unsure"
+
+
+CHANCE = 0.05
+OVERLOAD = "requests come faster than they are answered"
 TOO_FEW = "too few requests come for a steady state (more workload.requests would say more)"
 
 
@@ -118,8 +138,6 @@ def _broken(runs: Sequence[Ran], limits: Sequence[Limit]) -> str:
         return fault
     if rejected := sum(run.figures.get("rejected") or 0.0 for run in runs):
         return f"{rejected:,.0f} requests do not fit into memory and are rejected"
-    if 2 * sum(run.growing for run in runs) > len(runs):
-        return "requests come faster than they are answered"
     missing = (limit.metric for limit in limits for run in runs if run.figures.get(limit.metric) is None)
     return next((f"{name}: a replica has none" for name in missing), "")
 
@@ -180,6 +198,8 @@ def fewest(
 
 # -- rates -------------------------------------------------------------------------------------------------
 
+# Neighbours further from each other than this get a point between them, of so many replicas.
+CLOSE, ENOUGH = 1.01, 34
 # Doublings to either side before a search gives up.
 MOST_DOUBLINGS = 40
 # Until one point holds and one fails, others may stay unsure after this look: the search comes back to them.
@@ -194,11 +214,12 @@ MOST_TIMES = 64
 @dataclass(frozen=True, eq=False)
 class Highest:
     """The greatest value that holds for sure, and the least that fails for sure; None where there is none.
-    `judged`: all values that were tried."""
+    `judged`: all values that were tried; `likely`: where the means alone cross a limit."""
 
     holds: float | None
     fails: float | None
     judged: Mapping[float, Judged]
+    likely: float | None = None
 
 
 def highest(
@@ -220,9 +241,9 @@ def highest(
         many = times
 
         def enough(found: Judged) -> bool:
-            if low is None or high is None:
+            if high is None:
                 return len(found.runs) >= rule.looks[min(BRACKETS, len(rule.looks) - 1)]
-            return _within(tolerance, value, found, low, tried[low], limits, rule)
+            return low is not None and _within(tolerance, value, found, low, tried[low], limits, rule)
 
         while True:
             found = yield from judge(at(value, many), limits, rule, steady=True, enough=enough)
@@ -260,7 +281,52 @@ def highest(
             low, times = value, many
         else:
             high = value
-    return Highest(low, _surely_failing(tried), tried)
+    likely = yield from _crossing(lambda value: at(value, times), tried, low, limits)
+    return Highest(low, _surely_failing(tried), tried, likely)
+
+
+def _crossing(
+    at: Callable[[float], Point], tried: Mapping[float, Judged], low: float, limits: Sequence[Limit]
+) -> Search[float]:
+    """Returns the value at which the means cross a limit, at least `low`: on lines between neighbours, with
+    one more point where these are far from each other."""
+    shares = {value: _share(tried[value].runs, limits) for value in sorted(tried) if value >= low}
+    below = max((value for value, share in shares.items() if share < 0.0), default=low)
+    above = min((value for value in shares if value > below), default=None)
+    if above is None or not shares[low] < 0.0:
+        return low
+    if above > below * CLOSE:
+        middle = _on_line(below, above, shares)
+        count = min(len(tried[below].runs), ENOUGH)
+        runs = yield [Ask(at(middle), replica) for replica in range(count)]
+        # What is known of fewer replicas is their difference from the same ones below.
+        same = _share(tried[below].runs[:count], limits)
+        shares[middle] = shares[below] + _share(runs, limits) - same
+        below, above = (middle, above) if shares[middle] < 0.0 else (below, middle)
+    return _on_line(below, above, shares)
+
+
+def _on_line(below: float, above: float, shares: Mapping[float, float]) -> float:
+    if shares[above] == inf:
+        return sqrt(below * above)
+    way = shares[below] / (shares[below] - shares[above])
+    return float(below * (above / below) ** way)
+
+
+def _share(runs: Sequence[Ran], limits: Sequence[Limit]) -> float:
+    """Returns the logarithm of the greatest share of a limit that means use; infinite where a run has none,
+    or the queue grows in most."""
+    if 2 * sum(run.growing for run in runs) > len(runs):
+        return inf
+    shares = [-inf]
+    for limit in limits:
+        values = [run.figures.get(limit.metric) for run in runs]
+        mean = fmean(value or 0.0 for value in values)
+        if None in values:
+            return inf
+        if mean > 0.0 and limit.value > 0.0:
+            shares.append(log(mean / limit.value) * (1.0 if limit.at_most else -1.0))
+    return max(shares)
 
 
 def _guess(
