@@ -381,7 +381,7 @@ def test_where_means_cross_is_told_beside_what_is_sure(power: float) -> None:
 
 
 def test_a_queue_that_grows_in_some_runs_fails_only_if_chance_does_not_do_so() -> None:
-    """With 0.2 and 0.8 of all runs growing both verdicts are sure after some; alone three of them say nothing."""
+    """With 0.2 and 0.8 of all runs growing both verdicts are sure after some; three alone say nothing."""
     for share, verdict in ((0.2, "holds"), (0.8, "fails")):
         rng = np.random.default_rng(SEED)
         grows = rng.random(30) < share
