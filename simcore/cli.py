@@ -136,6 +136,8 @@ def run(
     processes = None if jobs is None else _processes(jobs)
     if point is not None:
         scenario = scenario_of_point(file, point, settings, on=on)
+    elif (file / rundir.SCENARIOS).is_file():
+        raise InputError(f"{file}: is the run directory of a plan; --point N says which of its points to run")
     else:
         scenario = load_scenario(file, settings, on=on)
     if on == TAPE:

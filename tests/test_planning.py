@@ -726,3 +726,12 @@ def test_servers_that_a_rule_keeps_are_the_fewest_that_are_tried(tmp_path: Path)
     assert min(line["devices"] for line in plan.lines) == 3
     with pytest.raises(InputError, match="autoscaling: costs are of devices that run all the time"):
         planned(tmp_path, {"base": base, "question": "cost", "cost_per_hour": {"h200-sxm": 3.0}})
+
+
+def test_a_grid_of_rates_fails_where_too_few_requests_come(tmp_path: Path) -> None:
+    """60 requests at 100,000 a second are a batch: they say nothing of such a rate, kept up."""
+    vary = {"workload.arrivals.rate_per_s": [200.0, 1e5]}
+    limits = {"ttft_p99_s": 10.0}
+    plan = planned(tmp_path, {"base": BASE, "question": "grid", "vary": vary, "constraints": limits})
+    assert [line["verdict"] for line in plan.lines] == ["holds", "fails"]
+    assert "too few requests" in plan.lines[1]["why"]

@@ -292,7 +292,9 @@ def lines(how: Sequence[Mapping[str, Any]]) -> list[str]:
     around = [way["placed"], *(f"router: {router}" for router in routers(commands))]
     told += [f"  {text}" for text in around if text]
     told += [f"  note: {each['title']}: {note}" for each in commands for note in each["notes"]]
-    return [*told, *([f"  {len(how) - 1} more ways in the report"] if len(how) > 1 else []), ""]
+    more = len(how) - 1
+    ways = [f"  {more} more way{'s' if more > 1 else ''} in the report"] if more else []
+    return [*told, *ways, ""]
 
 
 def routers(commands: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -262,9 +262,8 @@ def _check_prices(asked: Asked, every: Sequence[Alternative]) -> None:
             )
         if price_of(asked, alternative.point) is None:
             missing = alternative.point.scenario.devices_in_use[0].base
-            raise InputError(
-                f"{asked.where}: cost_per_hour.{missing}: is missing; what one costs an hour, in any currency"
-            )
+            needed = "what one costs an hour, in any currency; a plan with `base:` has this field"
+            raise InputError(f"{asked.where}: cost_per_hour.{missing}: is missing; {needed}")
 
 
 def tightness(asked: Asked, one: Tried) -> float:
@@ -371,7 +370,10 @@ def _grid(asked: Asked, benches: Benches, runner: Runner) -> Found:
     known = alternatives(asked, benches, any_devices=False)
     every = known.every
     _check_objectives(asked, every)
-    judged = drive([judge(one.point, asked.limits, asked.rule) for one in every], runner)
+    # Where rates differ a point stands for its rate kept up, as in a search for one.
+    steady = len({one.point.case.axes.rate_per_s for one in every}) > 1
+    searches = [judge(one.point, asked.limits, asked.rule, steady=steady) for one in every]
+    judged = drive(searches, runner)
     tried = [_tried(asked, one, verdict, None) for one, verdict in zip(every, judged, strict=True)]
     found = Found(tried=tried, left_out=known.left_out)
     found.groups.append(

@@ -300,14 +300,15 @@ def _crossing(
         count = min(len(tried[below].runs), ENOUGH)
         runs = yield [Ask(at(middle), replica) for replica in range(count)]
         # What is known of fewer replicas is their difference from the same ones below.
-        same = _share(tried[below].runs[:count], limits)
-        shares[middle] = shares[below] + _share(runs, limits) - same
+        same, there = _share(tried[below].runs[:count], limits), _share(runs, limits)
+        known = -inf < same < inf and there < inf
+        shares[middle] = shares[below] + there - same if known else inf
         below, above = (middle, above) if shares[middle] < 0.0 else (below, middle)
     return _on_line(below, above, shares)
 
 
 def _on_line(below: float, above: float, shares: Mapping[float, float]) -> float:
-    if shares[above] == inf:
+    if shares[above] == inf or shares[below] == -inf:
         return sqrt(below * above)
     way = shares[below] / (shares[below] - shares[above])
     return float(below * (above / below) ** way)

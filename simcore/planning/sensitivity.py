@@ -262,8 +262,8 @@ def changed(asked: Asked, benches: Benches, document: Mapping[str, Any], puts: P
 
 # -- in words ----------------------------------------------------------------------------------------------
 
-# Factors that an answer names.
-MOST_NAMED = 3
+# Factors that an answer names, and the least change that it does.
+MOST_NAMED, WORTH_NAMING = 3, 0.005
 
 
 def hinges(swings: Sequence[Swing]) -> str:
@@ -272,7 +272,12 @@ def hinges(swings: Sequence[Swing]) -> str:
     if not first:
         return ""
     # A swing whose interval has the zero in it may be none.
-    sure = [one for one in first if one.low is not None and one.high is not None and one.low * one.high > 0.0]
+    sure = [
+        one
+        for one in first
+        if one.low is not None and one.high is not None and one.low * one.high > 0.0
+        if abs(one.more or 0.0) >= WORTH_NAMING
+    ]
     names = list(dict.fromkeys(swing.factor for swing in sure))[:MOST_NAMED]
     words = [f"{name} ({', '.join(_swung(one) for one in sure if one.factor == name)})" for name in names]
     told = f" {metric_text(first[0].metric)} hinges most on {'; '.join(words)}." if words else ""

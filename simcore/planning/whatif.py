@@ -19,7 +19,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, mo
 from simcore.input.errors import fault, parsed
 from simcore.input.fields import FieldError, Strict
 from simcore.input.files import InputError, Name, nearest, plain, read_yaml, shown, unknown_name
-from simcore.input.shipped import file_or_shipped
+from simcore.input.shipped import file_or_shipped, names
 from simcore.planning.limits import STUDY, Limit, limits, of_slo
 from simcore.planning.slo import preset_names, preset_of
 from simcore.planning.verdict import Rule
@@ -135,11 +135,19 @@ def _objectives(value: Any) -> Any:
     return value
 
 
+def _base(value: Any) -> Any:
+    if isinstance(value, str | dict) and value:
+        return value
+    raise ValueError(f"is {shown(value)}; a file, an example's name, or the fields of a scenario are needed")
+
+
 class Whatif(Strict):
     """A plan: `simcore plan FILE.yaml`."""
 
     name: Name | None = Field(None, description="of the run directory; by default the base scenario's")
-    base: str | dict[str, Any] = Field(description="the scenario: a file, an example's name, or fields")
+    base: Annotated[Any, BeforeValidator(_base)] = Field(
+        description="the scenario: a file, an example's name, or fields"
+    )
     question: Question | None = Field(
         None,
         description="devices: fewest devices that hold; rate: highest rate that holds; cost: cheapest device"
@@ -282,14 +290,7 @@ def load_plan(
     whatif: Whatif = parsed(Whatif, document, str(path), "plan")
     if sensitivity:
         whatif = whatif.model_copy(update={"sensitivity": True})
-    base, where, inside = whatif.base, str(path), folder
-    if isinstance(base, str):
-        file = folder / base if (folder / base).is_file() else file_or_shipped(Path(base))
-        found = read_yaml(file)
-        if not isinstance(found, dict):
-            raise InputError(f"{path}: base: {file} holds no scenario: a mapping of fields is needed")
-        base, where, inside = found, str(file), file.absolute().parent
-    base = copy.deepcopy(base)
+    base, where, inside = _scenario(whatif.base, path, folder)
     if whatif.name is not None:
         base.setdefault("name", whatif.name)
     for setting in settings:
@@ -307,6 +308,20 @@ def load_plan(
         needed = "limits such as ttft_p99_s: 0.5, or slo in the scenario, are needed"
         raise InputError(f"{path}: constraints: are missing; {needed}")
     return Asked(whatif, asked, base, inside, where, held)
+
+
+def _scenario(base: Any, path: Path, folder: Path) -> tuple[dict[str, Any], str, Path]:
+    """Returns the fields of a plan's scenario, its name in messages, and the folder of its paths. Raises
+    InputError."""
+    if not isinstance(base, str):
+        return copy.deepcopy(base), str(path), folder
+    file = folder / base if (folder / base).is_file() else file_or_shipped(Path(base))
+    if not file.is_file():
+        raise InputError(f"{path}: base: {plain(base)}: no such file or example{nearest(base, names())}")
+    found = read_yaml(file)
+    if not isinstance(found, dict):
+        raise InputError(f"{path}: base: {file} holds no scenario: a mapping of fields is needed")
+    return found, str(file), file.absolute().parent
 
 
 def _of_plan(setting: str, document: Mapping[str, Any]) -> bool:
