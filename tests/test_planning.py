@@ -409,10 +409,29 @@ def test_requests_that_never_suffice_end_the_search() -> None:
     assert "too few requests" in found.judged[min(v for v in found.judged if v > 5.0)].why
 
 
+def test_a_begin_far_beyond_capacity_is_no_end() -> None:
+    """Beyond 50 requests are too few for a steady state, and take as long at any rate."""
+
+    def ran(asks: Sequence[Ask]) -> list[Ran]:
+        points: list[Any] = [ask.point for ask in asks]
+        slow = [7.0 if one.number > 50.0 else one.number / 5.0 for one in points]
+        return [
+            Ran({TTFT.metric: figure}, short=one.number > 50.0)
+            for one, figure in zip(points, slow, strict=True)
+        ]
+
+    search = highest(point, 1e5, [TTFT], Rule(), tolerance=0.02, between=(1e-3, 1e6))
+    (found,) = drive([search], ran)
+    assert found.holds == pytest.approx(5.0, rel=0.03)
+
+
 def test_nothing_holds_at_any_rate() -> None:
-    search = highest(point, 1.0, [TTFT], Rule(), tolerance=0.02, between=(1e-3, 1e3))
-    (found,) = drive([search], answered(lambda number: 2.0))
-    assert (found.holds, found.fails) == (None, pytest.approx(1e-3))
+    """What does not change with the rate is given up after one halving; what does is halved on."""
+    for figure, tried in ((lambda number: 2.0, 2), (lambda number: 2.0 + number, 8)):
+        search = highest(point, 1.0, [TTFT], Rule(), tolerance=0.02, between=(1e-3, 1e3))
+        (found,) = drive([search], answered(figure))
+        assert found.holds is None
+        assert len(found.judged) == pytest.approx(tried, abs=2)
 
 
 def test_searches_side_by_side_find_what_they_find_alone() -> None:

@@ -200,6 +200,8 @@ def fewest(
 
 # Neighbours further from each other than this get a point between them, of so many replicas.
 CLOSE, ENOUGH = 1.01, 34
+# A logarithm of a share of a limit that is no change.
+FLAT = 1e-3
 # Doublings to either side before a search gives up.
 MOST_DOUBLINGS = 40
 # Until one point holds and one fails, others may stay unsure after this look: the search comes back to them.
@@ -253,7 +255,11 @@ def highest(
 
     value = begin
     for _ in range(MOST_DOUBLINGS):
+        before = None if low is not None else tried.get(min(tried, default=0.0))
         tried[value], many = yield from judged(value)
+        if before is not None and high is not None and _as_bad(tried[value], before, limits):
+            # What keeps the limits broken has nothing to do with the value.
+            break
         if tried[value].holds:
             low, times = value, many
         elif tried[value].verdict == "fails":
@@ -283,6 +289,15 @@ def highest(
             high = value
     likely = yield from _crossing(lambda value: at(value, times), tried, low, limits)
     return Highest(low, _surely_failing(tried), tried, likely)
+
+
+def _as_bad(found: Judged, before: Judged, limits: Sequence[Limit]) -> bool:
+    """Whether a point at half the value comes no nearer to the limits, both in steady state: far beyond what
+    is answered a batch may take as long at any rate."""
+    if any(run.short for run in (*found.runs, *before.runs)):
+        return False
+    here, there = _share(found.runs, limits), _share(before.runs, limits)
+    return not found.holds and inf not in (here, there) and there - here < FLAT
 
 
 def _crossing(
