@@ -24,23 +24,8 @@ from simcore.planning.points import Benches, Point
 from simcore.planning.runs import Ask, settle, simulated
 from simcore.planning.whatif import load_plan
 from simcore.scenario import parse_scenario
+from tests.test_planning import BASE
 
-BASE: dict[str, Any] = {
-    "name": "small",
-    "study": "serving",
-    "device": "h200-sxm",
-    "model": "tiny-llama",
-    "profile": "none",
-    "overheads": {"launch_s": 2e-3},
-    "workload": {
-        "requests": 60,
-        "arrivals": {"kind": "poisson", "rate_per_s": 200.0},
-        "prompt_tokens": {"kind": "uniform", "low": 5, "high": 90},
-        "output_tokens": {"kind": "uniform", "low": 2, "high": 9},
-    },
-    "strategies": [{"kind": "continuous_batching"}],
-    "slo": {"ttft_s": 0.05, "e2e_s": 0.2},
-}
 GRID = {"base": BASE, "vary": {"devices": [1, 2], "seed": [1, 2]}, "replicas": 5}
 
 

@@ -55,13 +55,10 @@ def alternatives(asked: Asked, benches: Benches, *, any_devices: bool) -> Altern
     scenario's own is left aside, and ranks that it does not give are `RANKS`. Raises InputError if none can
     run."""
     found = Alternatives()
-    seed = asked.document.get("seed", 0)
     first: ValueError | None = None
-    for settings in asked.settings(seed if isinstance(seed, int) else 0):
-        document = copy.deepcopy(asked.document)
+    for settings in asked.settings(asked.seed):
         try:
-            for path, value in settings.items():
-                put(document, path, copy.deepcopy(value), f"{asked.where}: vary: {path}")
+            document = asked.with_settings(settings)
             if any_devices:
                 _open_devices(document)
             scenario = scenario_of(copy.deepcopy(document), asked.where, asked.folder)

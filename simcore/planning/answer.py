@@ -209,7 +209,7 @@ def _beyond(asked: Asked, group: Sequence[Answered], winner: Tried, *, brief: bo
 
 def _number(asked: Asked, one: Tried) -> str:
     """Returns the value that a question searches, in words: devices, a rate, or another field's number."""
-    if asked.question in ("rate", "strategy"):
+    if asked.searches_rate:
         return _load(one.point.case.axes)
     return f"{one.point.case.axes.devices if asked.whatif.over in (None, DEVICES) else one.value:,.0f}"
 

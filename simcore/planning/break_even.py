@@ -8,7 +8,6 @@ Every value of the field is a whole run of the scenario, and so is every step of
 apart by label and by their place (context, batch, load, ..) within a run.
 """
 
-import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
@@ -123,8 +122,7 @@ def is_far(values: Sequence[float]) -> bool:
 def sweep(asked: Asked, jobs: int, progress: Callable[[str, int, int], None]) -> list[Swept]:
     """Runs a plan: the field's values with each set of settings. Raises InputError if nothing can run."""
     metric_of(asked)
-    seed = asked.document.get("seed", 0)
-    every = list(asked.settings(seed if isinstance(seed, int) else 0))
+    every = list(asked.settings(asked.seed))
     within = jobs if len(every) == 1 else 1
 
     def done(count: int) -> None:
@@ -164,9 +162,7 @@ def _cases(
     asked: Asked, settings: Mapping[str, Any], value: float, jobs: int, warnings: dict[str, None]
 ) -> tuple[Case, ...]:
     """Runs the scenario at a value of the field, and returns its cases."""
-    document = copy.deepcopy(asked.document)
-    for path, setting in settings.items():
-        put(document, path, copy.deepcopy(setting), f"{asked.where}: vary: {path}")
+    document = asked.with_settings(settings)
     assert asked.whatif.over is not None
     put(document, asked.whatif.over, value, f"{asked.where}: over: {asked.whatif.over}")
     # Comparisons and searches of the study's own say nothing here.
@@ -216,9 +212,14 @@ def by_place(cases: Sequence[Case]) -> dict[Axes, list[Case]]:
     return places
 
 
+def is_lower_better(asked: Asked) -> bool:
+    """Whether the case with the least value leads."""
+    return metric(str(asked.document["study"]), metric_of(asked)).better == "lower"
+
+
 def best(cases: Sequence[Case], asked: Asked) -> Case:
     """Returns the case that leads."""
-    lower = metric(str(asked.document["study"]), metric_of(asked)).better == "lower"
+    lower = is_lower_better(asked)
     return min(cases, key=lambda case: case.value if lower else -case.value)
 
 
@@ -253,7 +254,7 @@ class _Gap:
 
     @property
     def _lower(self) -> bool:
-        return metric(str(self.asked.document["study"]), metric_of(self.asked)).better == "lower"
+        return is_lower_better(self.asked)
 
     def gain(self, value: float, of_before: str, of_after: str) -> float:
         """Returns by how much `before` is ahead; infinite where one of both cannot run. `of_before`,

@@ -9,11 +9,13 @@
 A multiple below one and one above it are tried: differences as large as people are wrong by.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 Puts = Mapping[str, Any]
+# The multiples that are tried.
+Ends = tuple[float, float]
 LOAD, LENGTH, RATE = (0.9, 1.1), (0.8, 1.2), (0.9, 1.1)
 LINK, LATENCY, HOST, CV, HIT_RATE = (0.8, 1.2), (0.5, 2.0), (0.5, 2.0), (0.5, 2.0), (0.5, 2.0)
 # By how much a resource is better where it is asked what limits.
@@ -49,28 +51,27 @@ def factors(document: Mapping[str, Any], link: str | None) -> list[Factor]:
                 lambda times: {"workload.distinct_prompts": max(1, round(count * times))},
             )
         )
-    figures = [
-        ("memory bandwidth", RATE, "hbm_bytes_per_s"),
-        ("arithmetic", RATE, "flops_per_s"),
-        *([("link bandwidth", LINK, f"links.{link}.bytes_per_s")] if link else []),
-        *([("link latency", LATENCY, f"links.{link}.latency_s")] if link else []),
-        ("host time", HOST, "overheads"),
-    ]
-    return found + [_of_device(name, ends, figure, _change(document)) for name, ends, figure in figures]
+    return found + _of_hardware(document, link, (RATE, RATE, LINK, LATENCY, HOST))
 
 
 def resources(document: Mapping[str, Any], link: str | None) -> list[Factor]:
     """Returns what may limit a scenario, each a quarter better at its `high`. See `factors`."""
     more, less = (1.0, RELIEF), (1.0, 1.0 / RELIEF)
+    return [*_of_hardware(document, link, (more, more, more, less, less)), _room(document)]
+
+
+def _of_hardware(document: Mapping[str, Any], link: str | None, ends: Sequence[Ends]) -> list[Factor]:
+    """Returns the factors of the device. `ends`: of memory, arithmetic, the link's rate and latency, and the
+    host, in this order."""
+    memory, arithmetic, rate, latency, host = ends
     figures = [
-        ("memory bandwidth", more, "hbm_bytes_per_s"),
-        ("arithmetic", more, "flops_per_s"),
-        *([("link bandwidth", more, f"links.{link}.bytes_per_s")] if link else []),
-        *([("link latency", less, f"links.{link}.latency_s")] if link else []),
-        ("host time", less, "overheads"),
+        ("memory bandwidth", memory, "hbm_bytes_per_s"),
+        ("arithmetic", arithmetic, "flops_per_s"),
+        *([("link bandwidth", rate, f"links.{link}.bytes_per_s")] if link else []),
+        *([("link latency", latency, f"links.{link}.latency_s")] if link else []),
+        ("host time", host, "overheads"),
     ]
-    found = [_of_device(name, ends, figure, _change(document)) for name, ends, figure in figures]
-    return [*found, _room(document)]
+    return [_of_device(name, of, figure, _change(document)) for name, of, figure in figures]
 
 
 def _room(document: Mapping[str, Any]) -> Factor:
@@ -138,7 +139,7 @@ def _of_lengths(name: str, words: str, given: Mapping[str, Any]) -> Factor:
     return Factor(words, *LENGTH, scaled)
 
 
-def _of_device(name: str, ends: tuple[float, float], figure: str, change: Mapping[str, Any]) -> Factor:
+def _of_device(name: str, ends: Ends, figure: str, change: Mapping[str, Any]) -> Factor:
     before = change.get(figure, {"times": 1.0})
 
     def scaled(times: float) -> Puts:

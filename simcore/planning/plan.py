@@ -141,7 +141,7 @@ def run(
         runner = Runner(maker, store, progress)
         try:
             found = ask(asked, benches, runner)
-            gains = limiting(asked, found, benches, runner) if asked.question in ("rate", "strategy") else []
+            gains = limiting(asked, found, benches, runner) if asked.searches_rate else []
             swings = sensitivity(asked, found, benches, runner) if asked.whatif.sensitivity else []
         finally:
             maker.close()

@@ -120,6 +120,10 @@ class Benches:
         (case,) = cases(bench)
         return Point(bench, case, scenario, point.device)
 
+    def link_of(self, point: Point) -> str | None:
+        """Returns the name of the link between the ranks of a server, None with a single rank."""
+        return self.links.get(point.device) if point.case.axes.ranks > 1 else None
+
     def close(self) -> None:
         """Saves the prices for other runs."""
         for bench, _ in self._known.values():

@@ -153,7 +153,7 @@ def ask(asked: Asked, benches: Benches, runner: Runner) -> Found:
     """Answers a plan's question. Raises InputError."""
     if asked.question in ("devices", "cost"):
         return _fewest(asked, benches, runner)
-    if asked.question in ("rate", "strategy"):
+    if asked.searches_rate:
         return _highest(asked, benches, runner)
     return _grid(asked, benches, runner)
 

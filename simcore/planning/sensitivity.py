@@ -92,8 +92,8 @@ def _swings(asked: Asked, number: int, winner: Tried, benches: Benches, runner: 
     full = replace(winner.judged, runs=tuple(runs))
     results = drive([change.search for change in changes], runner)
     found = [
-        _swing(asked, number, (one.factor, one.words, one.times), limit, full, judged, breaks_at)
-        for one, (judged, breaks_at) in zip(changes, results, strict=True)
+        _swing(asked, number, change, limit, full, judged, breaks_at)
+        for change, (judged, breaks_at) in zip(changes, results, strict=True)
     ]
     swings = [swing for swing in found if swing is not None]
     widest: dict[str, float] = {}
@@ -105,7 +105,7 @@ def _swings(asked: Asked, number: int, winner: Tried, benches: Benches, runner: 
 def _swing(
     asked: Asked,
     number: int,
-    change: tuple[str, str, float | None],
+    change: _Change,
     limit: Limit,
     full: Judged,
     judged: Judged,
@@ -115,12 +115,11 @@ def _swing(
     mean = full.mean(limit.metric)
     if not mean:
         return None
-    factor, words, times = change
     gap = difference(full, judged, limit.metric, asked.whatif.certainty)
     more, low, high = (None, None, None) if gap is None else (each / mean for each in gap)
     return Swing(
-        number, factor, words, times, limit.metric, mean, judged.mean(limit.metric), more, low, high,
-        judged.verdict, judged.why, breaks_at,
+        number, change.factor, change.words, change.times, limit.metric, mean, judged.mean(limit.metric),
+        more, low, high, judged.verdict, judged.why, breaks_at,
     )  # fmt: skip
 
 
@@ -131,9 +130,8 @@ def _changes(asked: Asked, winner: Tried, benches: Benches, rule: Rule) -> list[
         return judge(point, asked.limits, rule, end)
 
     document = resolved(winner.point.scenario)
-    link = benches.links.get(winner.point.device) if winner.point.case.axes.ranks > 1 else None
     found = []
-    for factor in factors(document, link):
+    for factor in factors(document, benches.link_of(winner.point)):
 
         def at(times: float, factor: Factor = factor) -> Point | None:
             return changed(asked, benches, document, factor.puts(times))
@@ -177,10 +175,9 @@ def _gains(asked: Asked, worse: Tried, benches: Benches, runner: Runner) -> list
     if worse.point.same_in_every_run:
         count = 1
     document = resolved(worse.point.scenario)
-    link = benches.links.get(worse.point.device) if worse.point.case.axes.ranks > 1 else None
     names, points = [""], [worse.point]
     with _unwarned(benches):
-        for factor in resources(document, link):
+        for factor in resources(document, benches.link_of(worse.point)):
             if (point := changed(asked, benches, document, factor.puts(factor.high))) is not None:
                 names.append(factor.name)
                 points.append(point)

@@ -23,7 +23,7 @@ from simcore.input.shipped import file_or_shipped, names
 from simcore.planning.limits import STUDY, Limit, limits, of_slo
 from simcore.planning.slo import preset_names, preset_of
 from simcore.planning.verdict import Rule
-from simcore.scenario import set_field
+from simcore.scenario import put, set_field
 from simcore.studies.columns import METRICS
 
 Question = Literal["devices", "rate", "cost", "strategy", "grid", "break_even"]
@@ -244,8 +244,26 @@ class Asked:
     @property
     def rule(self) -> Rule:
         """Returns when to look, and how sure to be."""
-        usual = RATE_REPLICAS if self.question in ("rate", "strategy") else REPLICAS
+        usual = RATE_REPLICAS if self.searches_rate else REPLICAS
         return Rule(self.whatif.certainty, self.whatif.replicas or usual)
+
+    @property
+    def seed(self) -> int:
+        """Returns the scenario's seed, which says what is wrong with another value when it is read."""
+        seed = self.document.get("seed", 0)
+        return seed if isinstance(seed, int) else 0
+
+    @property
+    def searches_rate(self) -> bool:
+        """Whether the question searches a rate."""
+        return self.question in ("rate", "strategy")
+
+    def with_settings(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the fields of the scenario with values of varied fields. Raises InputError."""
+        document = copy.deepcopy(self.document)
+        for path, value in settings.items():
+            put(document, path, copy.deepcopy(value), f"{self.where}: vary: {path}")
+        return document
 
     def settings(self, seed: int) -> Iterator[dict[str, Any]]:
         """Yields the values of the varied fields, point by point; the last field varies fastest."""

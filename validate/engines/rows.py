@@ -11,7 +11,6 @@ cycle = TTFT + (osl - 1) TPOT, W bytes of matrices, b cached bytes of a token, F
 `engines.yaml` has the `series` of measurements and their documented facts.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -24,6 +23,7 @@ from simcore.devices.spec import load_device
 from simcore.input.files import STRICT, Count, InputError, Share, read_cells, read_yaml, validated
 from simcore.models.decoder_config import DecoderConfig, load_config
 from simcore.ops.op import DTYPE_BYTES
+from simcore.validate import cells
 
 HERE = Path(__file__).resolve().parent
 ENGINES = HERE / "engines.yaml"
@@ -140,7 +140,7 @@ def _is_ours(line: dict[str, str]) -> bool:
 
 def _row(path: Path, number: int, line: dict[str, str]) -> Row:
     where = f"{path}: line {number}"
-    if _count(where, line, "pp_size") != 1:
+    if cells.count(where, line, "pp_size") != 1:
         raise InputError(f"{where}: pp_size: is {line['pp_size']}; 1 is allowed")
     given = line["gemm_quant_mode"]
     if given not in FORMATS:
@@ -157,32 +157,15 @@ def _row(path: Path, number: int, line: dict[str, str]) -> Row:
         engine=line["backend"],
         model=model,
         card=CARDS[line["system"]],
-        ranks=_count(where, line, "tp_size"),
-        clients=_count(where, line, "batch_size"),
-        isl=_count(where, line, "isl"),
-        osl=_count(where, line, "osl"),
+        ranks=cells.count(where, line, "tp_size"),
+        clients=cells.count(where, line, "batch_size"),
+        isl=cells.count(where, line, "isl"),
+        osl=cells.count(where, line, "osl"),
         weights=FORMATS[given],
         series=one,
-        ttft_s=_positive(where, line, "silicon_ttft_ms") * 1e-3,
-        tpot_s=_positive(where, line, "silicon_tpot_ms") * 1e-3,
+        ttft_s=cells.positive(where, line, "silicon_ttft_ms") * 1e-3,
+        tpot_s=cells.positive(where, line, "silicon_tpot_ms") * 1e-3,
     )
-
-
-def _positive(where: str, line: dict[str, str], name: str) -> float:
-    try:
-        value = float(line[name] or "nan")
-    except ValueError:
-        value = math.nan
-    if not (value > 0.0 and math.isfinite(value)):
-        raise InputError(f"{where}: {name}: {line[name]!r} is no number above 0")
-    return value
-
-
-def _count(where: str, line: dict[str, str], name: str) -> int:
-    value = _positive(where, line, name)
-    if value != int(value):
-        raise InputError(f"{where}: {name}: {line[name]!r} is no whole number")
-    return int(value)
 
 
 # -- impossible rows -------------------------------------------------------------------------------------

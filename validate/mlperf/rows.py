@@ -6,13 +6,13 @@ whose settings were published. Runs of one system that differ only in the accura
 reported apart.
 """
 
-import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from simcore.input.files import InputError, read_cells
+from simcore.validate import cells
 
 SCENARIOS = {"Server": "server", "Interactive": "interactive"}
 # Names of models in the table, in the catalogue, and in the published limits.
@@ -114,8 +114,8 @@ def _is_usable(line: dict[str, str]) -> bool:
 
 
 def _row(where: str, line: dict[str, str]) -> Row:
-    count = {name: _count(where, line, name) for name in COUNTS}
-    time = {name: _positive(where, line, name) for name in TIMES}
+    count = {name: cells.count(where, line, name) for name in COUNTS}
+    time = {name: cells.positive(where, line, name) for name in TIMES}
     ranks = count["tp"] * count["pp"]
     if count["pp"] != 1:
         raise InputError(f"{where}: pp: is {count['pp']}; 1 is allowed")
@@ -151,25 +151,8 @@ def _row(where: str, line: dict[str, str]) -> Row:
     )
 
 
-def _positive(where: str, line: dict[str, str], name: str) -> float:
-    try:
-        value = float(line[name] or "nan")
-    except ValueError:
-        value = math.nan
-    if not (value > 0.0 and math.isfinite(value)):
-        raise InputError(f"{where}: {name}: {line[name]!r} is no number above 0")
-    return value
-
-
-def _count(where: str, line: dict[str, str], name: str) -> int:
-    value = _positive(where, line, name)
-    if value != int(value):
-        raise InputError(f"{where}: {name}: {line[name]!r} is no whole number")
-    return int(value)
-
-
 def _share(where: str, line: dict[str, str], name: str) -> float:
-    value = _positive(where, line, name)
+    value = cells.positive(where, line, name)
     if value > 1.0:
         raise InputError(f"{where}: {name}: is {value:g}; at most 1 is allowed")
     return value
