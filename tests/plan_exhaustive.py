@@ -2,11 +2,15 @@
 
     python -m tests.plan_exhaustive --seed 1 --count 5 --question devices
     python -m tests.plan_exhaustive --seed 1 --count 5 --question rate
+    python -m tests.plan_exhaustive --seed 1 --count 50 --question servers
+    python -m tests.plan_exhaustive --seed 1 --count 250 --question verdict
 
 devices  every number of servers of each way of running, from one until one holds: 30 replicas each
 rate     the rate at which a mean over 100 replicas crosses its limit, or too few requests come for a steady
          state, found in steps of 1 % around the plan's answer; its requests beside those of such a grid
          over a factor of four, in 25 points
+servers  M/M/c: the fewest servers by Erlang's formula, at a limit between what they and one less give
+verdict  "holds" of small systems near their limits, beside the mean over 1,000 other replicas
 """
 
 import argparse
@@ -18,6 +22,7 @@ from random import Random
 from statistics import fmean
 from typing import Any
 
+import numpy as np
 import yaml
 
 from simcore import compiled
@@ -27,14 +32,23 @@ if __name__ == "__main__":
     compiled.use()
 
 from simcore.planning.alternatives import Alternative, alternatives, with_load, with_servers
+from simcore.planning.limits import Limit
 from simcore.planning.plan import Plan, run
 from simcore.planning.points import Benches, Point
 from simcore.planning.runs import Ask, InProcesses, Runner
+from simcore.planning.searches import drive, judge
 from simcore.planning.store import Store
+from simcore.planning.verdict import Rule
 from simcore.planning.whatif import Asked, load_plan
 from simcore.studies.processes import cores
+from tests.test_planning import MEAN_TOKENS, erlang_wait_s
 
 REPLICAS, MANY, GRID = 30, 100, 25
+# Replicas that say where a system's mean lies, those that judge "holds", and how near limits are to means.
+PILOT, ALL, NEAR = 40, 1000, (0.99, 1.15)
+METRICS = ("ttft_p99_s", "ttft_mean_s", "tpot_p99_s", "itl_p99_s", "e2e_p95_s", "e2e_mean_s")
+# Seconds of a token of GPT-J by Flover's profile, alone.
+TOKEN_S = 5.8 / 512
 
 
 def silent(doing: str, done: int, total: int) -> None:
@@ -130,29 +144,108 @@ def rate(asked: Asked, plan: Plan) -> tuple[bool, str]:
     return abs(off) <= 0.03 and sure <= 0.01, f"{told}; {effort}"
 
 
+def erlang(random: Random) -> tuple[dict[str, Any], int]:
+    """A capacity question of M/M/c, and the number of servers that Erlang's formula gives."""
+    slices = (np.arange(2_000) + 0.5) / 2_000
+    tokens = [max(1, round(each)) for each in (-MEAN_TOKENS * np.log1p(-slices)).tolist()]
+    service_s = fmean(tokens) * TOKEN_S
+    servers = random.randint(2, 7)
+    rate_per_s = random.uniform(0.6, 0.8) * servers / service_s
+    less_s, wait_s = (erlang_wait_s(number, rate_per_s, service_s) for number in (servers - 1, servers))
+    base = {
+        "name": "erlang", "study": "serving", "device": "a100-sxm-80gb", "model": "gpt-j-6b",
+        "profile": "flover-gptj", "contention": {"kind": "none"}, "seed": random.randint(1, 10**6),
+        "workload": {
+            "requests": 2000,
+            "arrivals": {"kind": "poisson", "rate_per_s": rate_per_s},
+            "prompt_tokens": {"kind": "constant", "value": 1},
+            "output_tokens": {"kind": "empirical", "values": tokens},
+        },
+        "strategies": [{"kind": "concurrent_instances", "max_instances": 1}],
+        "overheads": {"launch_s": 0.0, "launch_kernel_s": 0.0, "size_s": 0.0, "return_s": 0.0},
+    }  # fmt: skip
+    limit_s = 2.0 * wait_s if less_s == float("inf") else (wait_s * less_s) ** 0.5
+    document = {
+        "question": "devices", "over": "strategies.0.max_instances", "between": [1, 16],
+        "constraints": {"queue_mean_s": limit_s}, "base": base,
+    }  # fmt: skip
+    return document, servers
+
+
+def small(random: Random) -> dict[str, Any]:
+    """A small system, a few dozen to a few hundred requests, lightly loaded to full."""
+    document = drawn(random, "rate")
+    document["model"], document["devices"] = "llama-3.1-8b", 1
+    document["strategies"] = [{"kind": "continuous_batching", "max_sequences": random.choice([4, 16, 64])}]
+    document["workload"]["requests"] = random.randint(40, 200)
+    answers = {"kind": "lognormal", "mean": random.randint(20, 100), "cv": 0.8, "max": 400}
+    document["workload"]["output_tokens"] = answers
+    document["workload"]["arrivals"]["rate_per_s"] = round(10.0 ** random.uniform(0.3, 1.6), 2)
+    return {**document, "replicas": 30}
+
+
+def verdict(asked: Asked, random: Random) -> tuple[bool, str]:
+    """Whether "holds" was said of a mean that keeps its limit; another verdict is neither."""
+    benches = Benches(asked.where, cores())
+    runner = Runner(InProcesses(benches, cores()), Store(None), silent)
+    (one,) = alternatives(asked, benches, any_devices=False).every
+    metric = random.choice(
+        ["ttft_p99_s", "ttft_mean_s", "tpot_p99_s", "itl_p99_s", "e2e_p95_s", "e2e_mean_s"]
+    )
+
+    def mean(first: int, count: int) -> float:
+        ran = runner([Ask(one.point, replica) for replica in range(first, first + count)])
+        return fmean(each.figures[metric] or 0.0 for each in ran)
+
+    limit = Limit(metric, mean(10**6, PILOT) * random.uniform(*NEAR), at_most=True)
+    (found,) = drive([judge(one.point, [limit], Rule())], runner)
+    if found.verdict != "holds":
+        return True, f"{found.verdict}, {metric}"
+    truth = mean(1000, ALL)
+    return truth <= limit.value, f"holds, {metric}: {truth / limit.value - 1.0:+.2%} of the limit"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--count", type=int, default=5)
-    parser.add_argument("--question", choices=["devices", "rate"], default="devices")
+    parser.add_argument("--question", choices=["devices", "rate", "servers", "verdict"], default="devices")
+    parser.add_argument("--only", type=int, nargs="*", help="numbers of the draw")
     given = parser.parse_args()
     wrong = 0
-    for number in range(given.count):
-        document = drawn(Random(f"{given.seed} {number}"), given.question)
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "drawn.yaml"
-            path.write_text(yaml.safe_dump(document), encoding="utf-8")
-            asked = load_plan(path, given.question)
-            begun_s = time.perf_counter()
-            plan = run(asked, jobs=cores(), progress=silent)
-            took_s = time.perf_counter() - begun_s
-            right, words = (devices if given.question == "devices" else rate)(asked, plan)
+    for number in given.only or range(given.count):
+        right, words = answered(given.question, Random(f"{given.seed} {number}"))
         wrong += not right
-        print(f"{number:3} {'right' if right else 'WRONG'} {took_s:5.1f} s {words}", flush=True)
-        if not right:
-            print(f"    {document['model']} {document['slo']} {plan.answer}", flush=True)
-    print(f"{wrong} of {given.count} wrong")
+        print(f"{number:3} {'right' if right else 'WRONG'} {words}", flush=True)
+    print(f"{wrong} of {len(given.only or range(given.count))} wrong")
     sys.exit(1 if wrong else 0)
+
+
+def answered(question: str, random: Random) -> tuple[bool, str]:
+    """Whether one drawn question is answered rightly, and both answers in words."""
+    servers = 0
+    if question == "servers":
+        document, servers = erlang(random)
+    else:
+        document = small(random) if question == "verdict" else drawn(random, question)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "drawn.yaml"
+        path.write_text(yaml.safe_dump(document), encoding="utf-8")
+        asked = load_plan(path, {"servers": None, "verdict": "grid"}.get(question, question))
+        if question == "verdict":
+            return verdict(asked, random)
+        begun_s = time.perf_counter()
+        plan = run(asked, jobs=cores(), progress=silent)
+        took_s = time.perf_counter() - begun_s
+        if question == "servers":
+            best = next((one.value for one in plan.found.winners if one is not None), None)
+            right, words = best == servers, f"plan {best}, Erlang {servers}"
+        else:
+            right, words = (devices if question == "devices" else rate)(asked, plan)
+    told = (
+        "" if right or question == "servers" else f"\n    {document['model']} {document['slo']} {plan.answer}"
+    )
+    return right, f"{took_s:5.1f} s {words}{told}"
 
 
 if __name__ == "__main__":

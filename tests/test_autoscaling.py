@@ -347,6 +347,7 @@ def test_means_of_a_fleet() -> None:
         (rule(check_s=0.0), "check_s"),
         (rule(start_s=-1.0), "start_s"),
         (rule(keep_s=1e6), r"keep_s: is 1e\+06; at most 10,000 check_s, 2500 s, are allowed"),
+        (rule(keep_s=1e6, check_s=[0.5, 40.0]), r"at most 10,000 check_s, 5000 s, are allowed"),
         (rule(starts=3), "starts"),
         ({"kind": "none", "target": 3}, "target"),
     ],

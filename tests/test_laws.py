@@ -245,6 +245,19 @@ def one_op_of_many_faster_than_its_roofline(trace: Trace) -> Iterator[Trace]:
             yield with_span(trace, replace(span, ops=(*span.ops[:i], faster, *span.ops[i + 1 :])))
 
 
+@breaks("roofline")
+def an_op_whose_work_the_span_did_not_do(trace: Trace) -> Iterator[Trace]:
+    """A span says that it did all work but that of its last op, in the time that this takes."""
+    for span in trace.spans:
+        if len(span.ops) < 2 or len(span.progress) != 2:
+            continue
+        last, ((t0, _), (t1, work_s)) = span.ops[-1], span.progress
+        less_s = work_s - last.price.seconds
+        if t1 - t0 <= 1.01 * work_s and less_s > STEP and last.floor_s > STEP:
+            end_s = t0 + less_s
+            yield with_span(trace, replace(span, end_s=end_s, progress=((t0, 0.0), (end_s, less_s))))
+
+
 @breaks("capacity")
 def level_above_its_limit(trace: Trace) -> Iterator[Trace]:
     for gauge in trace.gauges:

@@ -355,6 +355,17 @@ def test_near_the_edge_a_line_says_where_to_look(edge: float, power: float) -> N
     assert len(found.judged) <= 2 + 2 + 3
 
 
+@pytest.mark.parametrize("unit", [1e-3, 1.0, 1e3])
+def test_in_another_unit_the_same_points_are_looked_at(unit: float) -> None:
+    ran = answered(lambda number: unit * (number / 4.7) ** 3.0, 1e-4)
+    limit = replace(TTFT, value=unit * TTFT.value)
+    search = highest(point, 4.0, [limit], Rule(), tolerance=0.01, between=(1e-6, 1e6))
+    (found,) = drive([search], ran)
+    assert found.holds is not None
+    assert 4.7 / 1.0105 <= found.holds <= 4.7
+    assert len(found.judged) <= 2 + 2 + 3
+
+
 def test_where_lines_creep_halves_go_on() -> None:
     """A metric that is flat up to the edge and leaps there: lines alone would go on by 1 % at a time."""
     edge = 5.2

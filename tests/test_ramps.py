@@ -10,7 +10,7 @@ monotone; sizes and lengths of bursts are random, and cross the places where an 
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import pairwise
 from math import inf, nextafter
@@ -292,6 +292,22 @@ DEVICES = (
     ("a6000", "mistral-7b", 1),
     ("n150", "llama-3.1-8b", 4),
 )
+
+
+@pytest.mark.parametrize(("kv_tokens", "source"), [(4095, "measured"), (4096, "roofline"), (9000, "roofline")])
+def test_a_burst_has_the_source_of_the_sizes_that_it_begins_at(kv_tokens: int, source: SourceKind) -> None:
+    """Contexts below 4,096 tokens are measured, longer ones are not: a source changes at a power of two."""
+    seconds, roofline = tabulated(3)
+
+    def price(op: Op) -> Price:
+        short = dict(op.shape).get("kv_tokens", 0) < 4096
+        return replace(seconds(op), source="measured" if short else "roofline")
+
+    rank = Rank(in_tables(3, 1, False).model, price, roofline)
+    ramp = GraphPricer(price, roofline).ramp(rank.model.decode, decode_sizes(1, kv_tokens), growth(1), 30)
+    sources: dict[SourceKind, float] = {}
+    ramp.origin.count(ramp.total_s, ramp.replays, sources)
+    assert (sources.get("roofline", 0.0) > 0.0) == (source == "roofline")
 
 
 @pytest.mark.parametrize("whole", [False, True], ids=["ops", "whole"])

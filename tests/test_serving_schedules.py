@@ -368,6 +368,17 @@ def test_iteration_batching_is_for_answers_of_one_length() -> None:
         serve(orca(), requests((0.0, 3), (0.5, 4)))
 
 
+@pytest.mark.parametrize("model", [WHOLE, STEPWISE], ids=["whole", "stepwise"])
+def test_an_iteration_reads_the_contexts_of_those_that_decode(model: ServedDecoder) -> None:
+    """Prompts of 4, answers of 3; a second joins. Of a whole model prompts give no token: their requests
+    decode at once, over 4 + 1 tokens; else the first token comes with the prompt."""
+    run = serve(orca(), requests((0.0, 3), (0.5, 3)), model)
+    contexts = [launch["sizes"]["kv_tokens"] for launch in run.launches]
+    # Whole: A at 5; A at 6 with B at 5; then A at 7 with B at 6; B at 7. Else A's prompt; A at 5 with B's
+    # prompt; A at 6 with B at 5; B at 6.
+    assert contexts == ([5, 11, 13, 7] if model.whole else [0, 5, 11, 6])
+
+
 def test_batches_by_places_and_by_capacity() -> None:
     line = [request(0, 0.0, 5, 10), request(1, 0.0, 2, 10), request(2, 0.0, 9, 1)]
     assert [fitting(line, most, 1000) for most in (1, 2, 9)] == [1, 2, 3]

@@ -4,6 +4,7 @@ import gzip
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,11 +22,13 @@ from simcore.ops.convolution import (
     slot_shift,
     span_order,
 )
-from simcore.ops.op import Floor, Op, Publication, Work, activation, prompts, put
+from simcore.ops.op import DTYPE_BYTES, Floor, Op, Publication, Work, activation, prompts, put
 from simcore.scenario import parse_scenario
+from simcore.sim.host import Cause, SimTicket
 from simcore.sim.simulation import Simulation
 from simcore.studies.decode.cases import label_of
 from simcore.studies.decode.speculation import LayerHits, RateHits
+from simcore.studies.serving.certainty import slowest
 from simcore.studies.serving.published import _same
 from simcore.studies.tiling.cases import cases, model_of
 from simcore.studies.tiling.memory import memory
@@ -290,3 +293,54 @@ def test_an_activation_counts_four_operations_and_a_product_with_its_gate(gated:
     work = activation(tokens=3, width=5, gated=gated, dtype="bf16").work
     assert work.flops == 15 * (5 if gated else 4)
     assert work.hbm_bytes == 15 * (3 if gated else 2) * 2
+
+
+# -- formats ---------------------------------------------------------------------------------------------
+
+
+def test_an_element_takes_the_bytes_that_its_name_says() -> None:
+    """Floating point and integers as they are called; block floating point shares 8 bits among 16 numbers;
+    fp8 by blocks has a scale in fp32 for 128 by 128."""
+    by_name = {"fp64": 64, "fp32": 32, "bf16": 16, "fp16": 16, "fp8": 8, "int8": 8, "int4": 4}
+    by_block = {"bfp8": (16 * 8 + 8) / 16, "bfp4": (16 * 4 + 8) / 16, "fp8_b128": 8 + 32 / 128**2}
+    for name, bits in {**by_name, **by_block}.items():
+        assert DTYPE_BYTES[name] == bits / 8, name
+    assert {name for name in DTYPE_BYTES if not name.startswith("w")} == {*by_name, *by_block}
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("group", [32, 64, 128])
+@pytest.mark.parametrize("zero_point", [False, True])
+def test_weights_in_groups_take_what_their_arrays_take(bits: int, group: int, zero_point: bool) -> None:
+    """[512 rows, 384 columns], packed into bytes; scales in fp16; zero points packed as the weights are."""
+    rows, columns = 512, 384
+    weights = np.empty(rows * columns * bits // 8, dtype=np.uint8)
+    scales = np.empty((rows // group, columns), dtype=np.float16)
+    zeros = np.empty(rows // group * columns * bits // 8 if zero_point else 0, dtype=np.uint8)
+    stored = weights.nbytes + scales.nbytes + zeros.nbytes
+    name = f"w{bits}a16_g{group}{'_zp' if zero_point else ''}"
+    assert DTYPE_BYTES[name] * rows * columns == stored
+
+
+# -- tickets and words -----------------------------------------------------------------------------------
+
+
+def test_what_has_ended_is_not_stopped_and_what_cannot_stop_goes_on() -> None:
+    stopped: list[str] = []
+    ticket = SimTicket(Simulation(toy_price).env)
+    ticket.stop()
+    ticket.on_stop = lambda: stopped.append("now")
+    ticket.stop()
+    assert stopped == ["now"]
+    ticket.end = Cause(None, 1.0)
+    ticket.stop()
+    assert stopped == ["now"]
+
+
+@pytest.mark.parametrize("count", [2, 99, 100, 150, 199, 200, 250, 399, 400])
+def test_the_requests_beyond_a_percentile_are_counted_by_its_rank(count: int) -> None:
+    """Of 0, 1, ... n - 1 those above their p99."""
+    values = np.arange(count)
+    beyond = int((values > np.percentile(values, 99)).sum())
+    few = f"the slowest {beyond}" if beyond > 1 else "the slowest one"
+    assert slowest(SimpleNamespace(measured=(count,))) == f"{few} of {count:,} requests"  # type: ignore[arg-type]

@@ -222,6 +222,19 @@ def test_intervals_of_long_cases_are_sums_that_equal_runs(monkeypatch: pytest.Mo
             assert (one.low, one.high) == pytest.approx((other.low, other.high), rel=1e-9), one
 
 
+@pytest.mark.parametrize("asked", [None, False, True])
+def test_the_longest_cases_have_intervals_where_sums_are_their_times(
+    monkeypatch: pytest.MonkeyPatch, asked: bool | None
+) -> None:
+    """A device that never idles: sums cost no run. One that does is not run at both ends beyond a length."""
+    monkeypatch.setattr(study, "SHORT", 50)
+    monkeypatch.setattr(study, "MOST_AT_ENDS", 60)
+    for launching in ("eager", "graph"):
+        fields = {"tokens": 64, "launching": launching, "strategies": [{"kind": "lazy"}]}
+        (total,) = (row for row in outcome(**fields, price_interval=asked).rows if row.metric == "total_s")
+        assert (total.low is not None) == (asked is True or (asked is None and launching == "eager"))
+
+
 @thorough
 def test_long_cases_whose_device_waits_are_run_at_both_ends_of_prices(
     monkeypatch: pytest.MonkeyPatch,

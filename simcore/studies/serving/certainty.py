@@ -75,7 +75,8 @@ def slowest(one: Found, percent: int = 99) -> str:
     count = requests(one)
     if count >= needed(percent):
         return ""
-    beyond = max(1, math.floor(count * (100 - percent) / 100.0))
+    # Above rank p (n - 1) / 100, where a percentile is read.
+    beyond = math.ceil(round((count - 1) * (100 - percent) / 100.0, 6))
     few = f"the slowest {beyond}" if beyond > 1 else "the slowest one"
     each = " of each replica" if len(one.measured) > 1 else ""
     return f"{few} of {count:,} requests{each}" if count > 1 else f"a single request{each}"
