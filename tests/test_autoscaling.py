@@ -392,3 +392,12 @@ def test_a_real_machine_refuses() -> None:
     assert real.hardware.measured
     (case,) = cases(real)
     assert "a real machine runs all its servers all the time" in (refusal(real, case) or "")
+
+
+def test_a_real_machine_runs_on_the_devices_that_it_has() -> None:
+    table = bench(scaled({"kind": "none"}, devices=1))
+    real = replace(table, hardware=replace(table.hardware, start=span_by_span))
+    (case,) = cases(real)
+    assert refusal(real, case) is None
+    two = replace(case, axes=replace(case.axes, devices=real.hardware.max_devices + 1))
+    assert "more than the one of this machine" in (refusal(real, two) or "")

@@ -581,6 +581,25 @@ def test_pairs_are_narrower_than_what_they_are_made_of(tmp_path: Path) -> None:
     assert (high - low) / 2.0 < unpaired / 2.0
 
 
+def test_the_winner_of_a_strategy_is_compared_with_each_other_one(tmp_path: Path) -> None:
+    """At the scenario's load, relative to the winner, by the same requests."""
+    strategy = {"kind": "continuous_batching", "token_budget": [64, 2048]}
+    document = {"base": {**BASE, "strategies": [strategy]}, "constraints": {"e2e_mean_s": 0.1}, "replicas": 5}
+    found = planned(tmp_path, document, "strategy").found
+    (winner,) = found.winners
+    assert winner is not None
+    assert {pair.a.alternative for pair in found.pairs} == {winner.alternative}
+    (group,) = found.groups
+    others = {one.alternative for one in group} - {winner.alternative}
+    assert {pair.b.alternative for pair in found.pairs} == others
+    for pair in found.pairs:
+        known = difference(pair.a.judged, pair.b.judged, pair.metric, 0.95)
+        base = pair.a.judged.mean(pair.metric)
+        assert known is not None
+        assert base is not None
+        assert (pair.more, pair.low, pair.high) == tuple(each / base for each in known)
+
+
 def test_difference_of_pairs_is_that_of_the_replicas() -> None:
     def of(values: Sequence[float]) -> Judged:
         return Judged(point(1), tuple(Ran({"x": value}) for value in values), "holds")

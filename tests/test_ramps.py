@@ -294,7 +294,9 @@ DEVICES = (
 )
 
 
-@pytest.mark.parametrize(("kv_tokens", "source"), [(4095, "measured"), (4096, "roofline"), (9000, "roofline")])
+@pytest.mark.parametrize(
+    ("kv_tokens", "source"), [(4095, "measured"), (4096, "roofline"), (9000, "roofline")]
+)
 def test_a_burst_has_the_source_of_the_sizes_that_it_begins_at(kv_tokens: int, source: SourceKind) -> None:
     """Contexts below 4,096 tokens are measured, longer ones are not: a source changes at a power of two."""
     seconds, roofline = tabulated(3)

@@ -3,6 +3,7 @@
 import gzip
 import json
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 
 from simcore.devices.price import launches_and_floor
-from simcore.machine.machine import Machine, Program
+from simcore.machine.machine import Flag, Machine, Program
 from simcore.machine.trace import write_chrome_trace
 from simcore.models.long_convolution import LongConvolution
 from simcore.ops.convolution import (
@@ -30,7 +31,10 @@ from simcore.studies.decode.cases import label_of
 from simcore.studies.decode.speculation import LayerHits, RateHits
 from simcore.studies.serving.certainty import slowest
 from simcore.studies.serving.published import _same
+from simcore.studies.tiling import study
 from simcore.studies.tiling.cases import cases, model_of
+from simcore.studies.tiling.figures import Found
+from simcore.studies.tiling.launches import _stretches
 from simcore.studies.tiling.memory import memory
 from simcore.studies.tiling.scenario import TilingScenario
 from simcore.workload.streams import stream
@@ -344,3 +348,32 @@ def test_the_requests_beyond_a_percentile_are_counted_by_its_rank(count: int) ->
     beyond = int((values > np.percentile(values, 99)).sum())
     few = f"the slowest {beyond}" if beyond > 1 else "the slowest one"
     assert slowest(SimpleNamespace(measured=(count,))) == f"{few} of {count:,} requests"  # type: ignore[arg-type]
+
+
+def test_a_flag_that_nobody_set_is_zero() -> None:
+    assert Simulation(toy_price).value_of(Flag("never", 0)) == 0
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_stretches_are_the_values_again_and_as_few_as_can_be(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    steps = np.repeat(random.integers(-2, 3, 30), random.integers(1, 5, 30))
+    values = np.cumsum(np.concatenate(([1000], steps)))
+    pieces = list(_stretches(values))
+    assert [
+        start + i * by for start, count, by in _at(values, pieces) for i in range(count)
+    ] == values.tolist()
+    # Greedy from the left is fewest: the next value is never on the line of the stretch before.
+    for (start, count, by), (after, _, _) in pairwise(pieces):
+        assert start + count == after
+        assert count == 1 or values[after] != values[after - 1] + by
+
+
+def test_the_ratio_of_measured_runs_is_from_the_least_over_the_largest_on() -> None:
+    def measured(*seconds: float) -> Found:
+        (case, *_) = cases(parse_scenario(document(tokens=64), "t"))  # type: ignore[arg-type]
+        runs: Any = [{"total_s": (each, "s")} for each in seconds]
+        return Found(case, {}, {}, runs, [{}], 0.0, {}, {}, measured=True, stays=False)  # type: ignore[arg-type]
+
+    row = study._ratio(measured(6.0, 5.0, 8.0), measured(2.0, 1.0, 4.0), "total_s", "speedup", "runs")
+    assert (row.value, row.low, row.high) == (3.0, 5.0 / 4.0, 8.0 / 1.0)

@@ -56,7 +56,7 @@ class Judged:
         return fmean(values) if values else None
 
 
-def _go_on(found: Judged) -> bool:
+def _never(found: Judged) -> bool:
     del found
     return False
 
@@ -68,17 +68,19 @@ def judge(
     end: End = "value",
     *,
     steady: bool = False,
-    enough: Callable[[Judged], bool] = _go_on,
+    enough: Callable[[Judged], bool] = _never,
+    doubtful: Callable[[Judged], bool] = _never,
 ) -> Search[Judged]:
     """Judges a point. Without limits it holds, after the replicas of the first look. `steady`: it fails where
-    too few requests come for a steady state; `enough`: whether a point may be left unsure."""
+    too few requests come for a steady state; `enough`: whether a point may be left unsure; `doubtful`:
+    whether one that fails is looked at once more."""
     runs: list[Ran] = []
     found: Judged | None = None
     # Runs that are all the same need no second one.
     for look in (1,) if point.same_in_every_run else rule.looks:
         runs += yield [Ask(point, replica, end) for replica in range(len(runs), look)]
         found = _judged(point, runs, limits, rule, steady)
-        if found.verdict != "unsure" or enough(found):
+        if enough(found) if found.verdict == "unsure" else found.holds or not doubtful(found):
             break
     assert found is not None
     return found
@@ -224,6 +226,31 @@ class Highest:
     likely: float | None = None
 
 
+@dataclass
+class _Looked:
+    """What a search for the highest value has seen: verdicts, and with how many times as many requests; the
+    greatest value that holds and the least above it that does not."""
+
+    tried: dict[float, Judged] = field(default_factory=dict)
+    times: dict[float, int] = field(default_factory=dict)
+    low: float | None = None
+    high: float | None = None
+
+    def note(self, value: float) -> bool:
+        """Makes a judged value an end of the bracket; returns whether it holds."""
+        if self.tried[value].holds:
+            self.low = value
+        else:
+            self.high = value
+        return self.tried[value].holds
+
+    def move(self) -> None:
+        """Makes the greatest value that holds, and the least above it that does not, the ends."""
+        self.low = max((value for value, one in self.tried.items() if one.holds), default=None)
+        above = (value for value, one in self.tried.items() if not one.holds)
+        self.high = min((value for value in above if self.low is None or value > self.low), default=None)
+
+
 def highest(
     at: Callable[[float, int], Point],
     begin: float,
@@ -236,59 +263,123 @@ def highest(
 ) -> Search[Highest]:
     """Searches the greatest value that holds, from `begin`, to a relative tolerance. `at`: the point of a
     value with so many times as many requests; `most_times`: how many times at most."""
-    tried: dict[float, Judged] = {}
-    low, high, times, last = None, None, 1, False
+    looked = _Looked()
 
-    def judged(value: float) -> Search[tuple[Judged, int]]:
-        many = times
-
+    def judged(value: float, times: int) -> Search[None]:
         def enough(found: Judged) -> bool:
-            if high is None:
+            low = looked.low
+            if looked.high is None:
                 return len(found.runs) >= rule.looks[min(BRACKETS, len(rule.looks) - 1)]
-            return low is not None and _within(tolerance, value, found, low, tried[low], limits, rule)
+            if low is None or low == value:
+                return False
+            return _within(tolerance, value, found, low, looked.tried[low], limits, rule)
+
+        def doubtful(found: Judged) -> bool:
+            low = looked.low
+            # Pairs have the same requests.
+            if low is None or low == value or looked.times[low] != times:
+                return False
+            return _by_chance(found, looked.tried[low], limits)
 
         while True:
-            found = yield from judge(at(value, many), limits, rule, steady=True, enough=enough)
-            if not found.short or many >= most_times:
-                return found, many
-            many *= 2
+            point = at(value, times)
+            found = yield from judge(point, limits, rule, steady=True, enough=enough, doubtful=doubtful)
+            if not found.short or times >= most_times:
+                looked.tried[value], looked.times[value] = found, times
+                return
+            times *= 2
 
-    value = begin
+    while True:
+        yield from _bracket(looked, judged, begin, between, limits)
+        low, high = looked.low, looked.high
+        if low is None or high is None:
+            return Highest(low, _surely_failing(looked.tried), looked.tried)
+        yield from _narrow(looked, judged, tolerance, limits, rule)
+        if not (yield from _ends_moved(looked, judged, limits)):
+            break
+    low = looked.low
+    assert low is not None
+    times = looked.times[low]
+    likely = yield from _crossing(lambda value: at(value, times), looked.tried, low, limits)
+    return Highest(low, _surely_failing(looked.tried), looked.tried, likely)
+
+
+Look = Callable[[float, int], Search[None]]
+
+
+def _bracket(
+    looked: _Looked, judged: Look, begin: float, between: tuple[float, float], limits: Sequence[Limit]
+) -> Search[None]:
+    """Doubles or halves the value until one holds and one fails; there may be none such."""
+    tried, value = looked.tried, begin
+    if tried:
+        value = (
+            min(2.0 * max(tried), between[1]) if looked.high is None else max(min(tried) / 2.0, between[0])
+        )
     for _ in range(MOST_DOUBLINGS):
-        before = None if low is not None else tried.get(min(tried, default=0.0))
-        tried[value], many = yield from judged(value)
-        if before is not None and high is not None and _as_bad(tried[value], before, limits):
+        if (looked.low is not None and looked.high is not None) or value in tried:
+            return
+        before = None if looked.low is not None else tried.get(min(tried, default=0.0))
+        yield from judged(value, looked.times[looked.low] if looked.low is not None else 1)
+        found = tried[value]
+        if before is not None and looked.high is not None and _as_bad(found, before, limits):
             # What keeps the limits broken has nothing to do with the value.
-            break
-        if tried[value].holds:
-            low, times = value, many
-        elif tried[value].verdict == "fails":
-            high = value
-        if high is None:
-            value = min((2.0 if tried[value].holds else sqrt(2.0)) * value, between[1])
-        elif low is None:
+            return
+        if found.verdict != "unsure":
+            looked.note(value)
+        if looked.high is None:
+            value = min((2.0 if found.holds else sqrt(2.0)) * value, between[1])
+        elif looked.low is None:
             value = max(min(tried) / 2.0, between[0])
-        else:
-            break
-        if value in tried:
-            break
-    if low is None or high is None:
-        return Highest(low, _surely_failing(tried), tried)
-    same = 0
-    while high > low * (1.0 + tolerance) * (1.0 + ROUNDING):
-        guess = None if same > 1 else _guess(low, high, tried, limits, rule)
+
+
+def _narrow(
+    looked: _Looked, judged: Look, tolerance: float, limits: Sequence[Limit], rule: Rule
+) -> Search[None]:
+    """Brings the ends of a bracket within a tolerance of each other."""
+    same, last = 0, False
+    assert looked.low is not None
+    assert looked.high is not None
+    while looked.high > looked.low * (1.0 + tolerance) * (1.0 + ROUNDING):
+        low, high, times = looked.low, looked.high, looked.times[looked.low]
+        guess = None if same > 1 else _guess(low, high, looked.tried, limits, rule)
         value = sqrt(low * high) if guess is None else guess
         value = min(max(value, low * (1.0 + tolerance)), high / (1.0 + tolerance))
-        tried[value], many = yield from judged(value)
-        held = tried[value].holds
+        if high <= low * NEAR:
+            # Too few for a steady state there are likely to be too few here.
+            times = max(times, looked.times[high])
+        yield from judged(value, times)
+        held = looked.note(value)
         same = same + 1 if guess is not None and held == last else 0
         last = held
-        if held:
-            low, times = value, many
-        else:
-            high = value
-    likely = yield from _crossing(lambda value: at(value, times), tried, low, limits)
-    return Highest(low, _surely_failing(tried), tried, likely)
+
+
+def _ends_moved(looked: _Looked, judged: Look, limits: Sequence[Limit]) -> Search[bool]:
+    """Judges the ends of a narrow bracket by as much as is known of each other; returns whether one of them
+    is another now."""
+    low, high = looked.low, looked.high
+    assert low is not None
+    assert high is not None
+    if looked.times[low] < looked.times[high]:
+        # More requests say more of a steady state.
+        yield from judged(low, looked.times[high])
+    elif looked.times[low] == looked.times[high]:
+        if _by_chance(looked.tried[high], looked.tried[low], limits):
+            yield from judged(high, looked.times[low])
+    looked.move()
+    return (looked.low, looked.high) != (low, high)
+
+
+def _by_chance(found: Judged, below: Judged, limits: Sequence[Limit]) -> bool:
+    """Whether a point fails only because its few replicas are those that are bad at a lower value too: with
+    what its pairs there lack to the mean of all, it would keep each limit that it fails by."""
+    failing = [limit for limit in limits if found.verdicts.get(limit.metric) == "fails"]
+    for limit in failing:
+        here, there = found.values(limit.metric), below.values(limit.metric)
+        mean = fmean(here) + fmean(there) - fmean(there[: len(here)])
+        if mean > limit.value if limit.at_most else mean < limit.value:
+            return False
+    return bool(failing)
 
 
 def _as_bad(found: Judged, before: Judged, limits: Sequence[Limit]) -> bool:
