@@ -357,15 +357,15 @@ def _narrow(
 def _ends_moved(looked: _Looked, judged: Look, limits: Sequence[Limit]) -> Search[bool]:
     """Judges the ends of a narrow bracket by as much as is known of each other; returns whether one of them
     is another now."""
-    low, high = looked.low, looked.high
+    low, high, times = looked.low, looked.high, looked.times
     assert low is not None
     assert high is not None
-    if looked.times[low] < looked.times[high]:
+    alike = times[low] == times[high]
+    if times[low] < times[high]:
         # More requests say more of a steady state.
-        yield from judged(low, looked.times[high])
-    elif looked.times[low] == looked.times[high]:
-        if _by_chance(looked.tried[high], looked.tried[low], limits):
-            yield from judged(high, looked.times[low])
+        yield from judged(low, times[high])
+    elif alike and _by_chance(looked.tried[high], looked.tried[low], limits):
+        yield from judged(high, times[low])
     looked.move()
     return (looked.low, looked.high) != (low, high)
 
