@@ -748,6 +748,13 @@ def test_who_begins_with_what_is_each_ranks_own_affair(machine: Contract) -> Non
         machine.run(program, mesh={"tensor": 2})
 
 
+@pytest.mark.parametrize("place", [-1, 1, 2])
+def test_an_op_that_is_not_there_publishes_nothing(place: int) -> None:
+    away = Publication("go", place, put("p", elements=1, axis="tensor", dtype="bf16"))
+    with pytest.raises(ValueError, match="go has to be published by a local op"):
+        Graph("g", toys("s", 10).ops, (away,))
+
+
 def test_a_collective_publishes_nothing() -> None:
     away = Publication("go", 0, put("p", elements=1, axis="tensor", dtype="bf16"))
     with pytest.raises(ValueError, match="go has to be published by a local op"):

@@ -27,6 +27,7 @@ from simcore.ops.op import DTYPE_BYTES, Floor, Op, Publication, Work, activation
 from simcore.scenario import parse_scenario
 from simcore.sim.host import Cause, SimTicket
 from simcore.sim.simulation import Simulation
+from simcore.sim.tape import one_second
 from simcore.studies.decode.cases import label_of
 from simcore.studies.decode.speculation import LayerHits, RateHits
 from simcore.studies.serving.certainty import slowest
@@ -348,6 +349,23 @@ def test_the_requests_beyond_a_percentile_are_counted_by_its_rank(count: int) ->
     beyond = int((values > np.percentile(values, 99)).sum())
     few = f"the slowest {beyond}" if beyond > 1 else "the slowest one"
     assert slowest(SimpleNamespace(measured=(count,))) == f"{few} of {count:,} requests"  # type: ignore[arg-type]
+
+
+def test_on_a_tape_the_first_of_two_parts_leaves_in_the_middle() -> None:
+    part = sends("first", 1, signal="there", put=0)
+    left_s: list[float] = []
+
+    def program(m: Machine) -> Program:
+        yield m.wait(m.signal("there"))
+        left_s.append(m.now())
+
+    def with_launch(m: Machine) -> Program:
+        m.launch(part)
+        yield from program(m)
+
+    Simulation(one_second).run(with_launch)
+    # Half a second of the op, then a second of the put.
+    assert left_s == [1.5]
 
 
 def test_a_flag_that_nobody_set_is_zero() -> None:

@@ -6,6 +6,7 @@ A run of it that starts empty waits less on average, by the requests that came b
 """
 
 import csv
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -484,7 +485,10 @@ def test_intervals_hold_as_often_as_they_say() -> None:
 def test_few_requests_for_a_percentile_are_told() -> None:
     few = answered({"ttft_s": 1.0})
     assert any(text.startswith("too few requests for") and "p99 rests on" in text for text in few.warnings)
-    assert "(the slowest one of 1" in few.answer
+    (told,) = re.findall(r"\(the slowest (\w+) of (\d+) requests", few.answer)
+    count = int(told[1])
+    assert 100 < count < 200
+    assert told[0] == str(int((np.arange(count) > np.percentile(np.arange(count), 99)).sum()))
     load = workload(1300, {"kind": "poisson", "rate_per_s": 30.0}, 100, 5)
     many = outcome(document(workload=load, slo={"ttft_s": 1.0}))
     assert not any("too few" in text for text in many.warnings)
