@@ -16,13 +16,13 @@ the verdicts bound, and differences between points are those of pairs.
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import comb, inf, log, sqrt
-from statistics import fmean
+from statistics import fmean, stdev
 from typing import Any, TypeVar
 
 from simcore.planning.limits import Limit, metric_text, value_text
 from simcore.planning.points import Point
 from simcore.planning.runs import Ask, Ran
-from simcore.planning.verdict import Rule, Verdict
+from simcore.planning.verdict import Rule, Verdict, quantile
 from simcore.sim.graph_pricer import End
 
 T = TypeVar("T")
@@ -202,6 +202,8 @@ def fewest(
 
 # Neighbours further from each other than this get a point between them, of so many replicas.
 CLOSE, ENOUGH = 1.01, 34
+# Fewer pairs say little of how much their differences vary.
+PAIRS = 8
 # A logarithm of a share of a limit that is no change.
 FLAT = 1e-3
 # Doublings to either side before a search gives up.
@@ -272,7 +274,11 @@ def highest(
                 return len(found.runs) >= rule.looks[min(BRACKETS, len(rule.looks) - 1)]
             if low is None or low == value:
                 return False
-            return _within(tolerance, value, found, low, looked.tried[low], limits, rule)
+            below = looked.tried[low]
+            alike = looked.times[low] == times
+            return (alike and _is_hopeless(found, below, limits, rule)) or _within(
+                tolerance, value, found, low, below, limits, rule
+            )
 
         def doubtful(found: Judged) -> bool:
             low = looked.low
@@ -300,7 +306,7 @@ def highest(
     low = looked.low
     assert low is not None
     times = looked.times[low]
-    likely = yield from _crossing(lambda value: at(value, times), looked.tried, low, limits)
+    likely = yield from _crossing(lambda value: at(value, times), looked, limits)
     return Highest(low, _surely_failing(looked.tried), looked.tried, likely)
 
 
@@ -342,9 +348,9 @@ def _narrow(
     assert looked.high is not None
     while looked.high > looked.low * (1.0 + tolerance) * (1.0 + ROUNDING):
         low, high, times = looked.low, looked.high, looked.times[looked.low]
-        guess = None if same > 1 else _guess(low, high, looked.tried, limits, rule)
+        guess = None if same > 1 else _guess(looked, limits, rule)
         value = sqrt(low * high) if guess is None else guess
-        value = min(max(value, low * (1.0 + tolerance)), high / (1.0 + tolerance))
+        value = max(min(value, high / (1.0 + tolerance)), low * (1.0 + tolerance))
         if high <= low * NEAR:
             # Too few for a steady state there are likely to be too few here.
             times = max(times, looked.times[high])
@@ -370,16 +376,37 @@ def _ends_moved(looked: _Looked, judged: Look, limits: Sequence[Limit]) -> Searc
     return (looked.low, looked.high) != (low, high)
 
 
+def _shift(here: Sequence[float], there: Sequence[float]) -> float:
+    """Returns what the replicas of `here` lack, in another point, to the mean of all that are known there."""
+    return fmean(there) - fmean(there[: len(here)])
+
+
 def _by_chance(found: Judged, below: Judged, limits: Sequence[Limit]) -> bool:
     """Whether a point fails only because its few replicas are those that are bad at a lower value too: with
     what its pairs there lack to the mean of all, it would keep each limit that it fails by."""
     failing = [limit for limit in limits if found.verdicts.get(limit.metric) == "fails"]
     for limit in failing:
         here, there = found.values(limit.metric), below.values(limit.metric)
-        mean = fmean(here) + fmean(there) - fmean(there[: len(here)])
+        mean = fmean(here) + _shift(here, there)
         if mean > limit.value if limit.at_most else mean < limit.value:
             return False
     return bool(failing)
+
+
+def _is_hopeless(found: Judged, below: Judged, limits: Sequence[Limit], rule: Rule) -> bool:
+    """Whether a point will not hold for sure after all replicas either: by a lower value that has had more of
+    them, and what its few differ from their pairs there."""
+    for limit in limits:
+        here, there = found.values(limit.metric), below.values(limit.metric)
+        if found.verdicts.get(limit.metric) != "unsure" or not PAIRS <= len(here) < len(there):
+            continue
+        more = [a - b for a, b in zip(here, there, strict=False)]
+        off = quantile(rule.error, len(more) - 1) * stdev(more) / sqrt(len(more))
+        reach = rule.reach(there, at_most=limit.at_most) * sqrt(len(there) / rule.most)
+        mean = fmean(there) + fmean(more)
+        if mean - off + reach > limit.value if limit.at_most else mean + off - reach < limit.value:
+            return True
+    return False
 
 
 def _as_bad(found: Judged, before: Judged, limits: Sequence[Limit]) -> bool:
@@ -391,24 +418,25 @@ def _as_bad(found: Judged, before: Judged, limits: Sequence[Limit]) -> bool:
     return not found.holds and inf not in (here, there) and there - here < FLAT
 
 
-def _crossing(
-    at: Callable[[float], Point], tried: Mapping[float, Judged], low: float, limits: Sequence[Limit]
-) -> Search[float]:
-    """Returns the value at which the means cross a limit, at least `low`: on lines between neighbours, with
-    one more point where these are far from each other."""
-    shares = {value: _share(tried[value].runs, limits) for value in sorted(tried) if value >= low}
+def _crossing(at: Callable[[float], Point], looked: _Looked, limits: Sequence[Limit]) -> Search[float]:
+    """Returns the value at which the means cross a limit, at least the one that holds: on lines between
+    neighbours, with one more point where these are far from each other."""
+    low, tried = looked.low, looked.tried
+    assert low is not None
+    pairs = tried[low].runs
+    shares = {
+        value: _share(tried[value].runs, limits, pairs if looked.times[value] == looked.times[low] else ())
+        for value in sorted(tried)
+        if value >= low
+    }
     below = max((value for value, share in shares.items() if share < 0.0), default=low)
     above = min((value for value in shares if value > below), default=None)
     if above is None or not shares[low] < 0.0:
         return low
     if above > below * CLOSE:
         middle = _on_line(below, above, shares)
-        count = min(len(tried[below].runs), ENOUGH)
-        runs = yield [Ask(at(middle), replica) for replica in range(count)]
-        # What is known of fewer replicas is their difference from the same ones below.
-        same, there = _share(tried[below].runs[:count], limits), _share(runs, limits)
-        known = -inf < same < inf and there < inf
-        shares[middle] = shares[below] + there - same if known else inf
+        runs = yield [Ask(at(middle), replica) for replica in range(min(len(pairs), ENOUGH))]
+        shares[middle] = _share(runs, limits, pairs)
         below, above = (middle, above) if shares[middle] < 0.0 else (below, middle)
     return _on_line(below, above, shares)
 
@@ -420,32 +448,39 @@ def _on_line(below: float, above: float, shares: Mapping[float, float]) -> float
     return float(below * (above / below) ** way)
 
 
-def _share(runs: Sequence[Ran], limits: Sequence[Limit]) -> float:
+def _share(runs: Sequence[Ran], limits: Sequence[Limit], pairs: Sequence[Ran] = ()) -> float:
     """Returns the logarithm of the greatest share of a limit that means use; infinite where a run has none,
-    or the queue grows in most."""
-    if 2 * sum(run.growing for run in runs) > len(runs):
+    or the queue grows in most. `pairs`: runs of a point with as many requests; where they are more, means are
+    theirs and what pairs differ by."""
+
+    def mean(of: Callable[[Ran], float]) -> float:
+        here, there = [of(run) for run in runs], [of(run) for run in pairs]
+        return fmean(here) + (_shift(here, there) if len(there) > len(here) else 0.0)
+
+    if 2.0 * mean(lambda run: run.growing) > 1.0:
         return inf
     shares = [-inf]
     for limit in limits:
-        values = [run.figures.get(limit.metric) for run in runs]
-        mean = fmean(value or 0.0 for value in values)
-        if None in values:
+        if any(run.figures.get(limit.metric) is None for run in (*runs, *pairs)):
             return inf
-        if mean > 0.0 and limit.value > 0.0:
-            shares.append(log(mean / limit.value) * (1.0 if limit.at_most else -1.0))
+        used = mean(lambda run, name=limit.metric: run.figures[name] or 0.0)  # type: ignore[misc]
+        if used > 0.0 and limit.value > 0.0:
+            shares.append(log(used / limit.value) * (1.0 if limit.at_most else -1.0))
     return max(shares)
 
 
-def _guess(
-    low: float, high: float, tried: Mapping[float, Judged], limits: Sequence[Limit], rule: Rule
-) -> float | None:
+def _guess(looked: _Looked, limits: Sequence[Limit], rule: Rule) -> float | None:
     """Returns where a point stops to hold for sure, by a line between one that holds and one near it that
     does not; None if there is no such line."""
+    low, high, tried = looked.low, looked.high, looked.tried
+    assert low is not None
+    assert high is not None
+    alike = looked.times[low] == looked.times[high]
     if high > low * NEAR:
         return None
-    below, above = (
-        max((_used(tried[value], limit, rule) for limit in limits), default=0.0) for value in (low, high)
-    )
+    at_low, at_high = tried[low], tried[high]
+    below = max((_used(at_low, limit, rule) for limit in limits), default=0.0)
+    above = max((_used(at_high, limit, rule, at_low if alike else None) for limit in limits), default=0.0)
     if above <= 0.0:
         # The point above may well hold.
         return high
@@ -453,14 +488,17 @@ def _guess(
     return low * (high / low) ** (below / (below - above)) if known else None
 
 
-def _used(judged: Judged, limit: Limit, rule: Rule) -> float:
+def _used(judged: Judged, limit: Limit, rule: Rule, pairs: Judged | None = None) -> float:
     """Returns the logarithm of how much of a limit a point uses, if its mean is as bad as it may be after all
-    replicas; infinite where nothing is known."""
+    replicas; infinite where nothing is known. `pairs`: a point that may have had more replicas."""
     values = judged.values(limit.metric)
     if not judged.verdicts or len(values) < 2:
         return inf
-    reach = rule.reach(values, at_most=limit.at_most) * sqrt(len(values) / rule.most)
-    worst = fmean(values) + (reach if limit.at_most else -reach)
+    mean, spread = fmean(values), values
+    if pairs is not None and len(values) < len(others := pairs.values(limit.metric)):
+        mean, spread = mean + _shift(values, others), others
+    reach = rule.reach(spread, at_most=limit.at_most) * sqrt(len(spread) / rule.most)
+    worst = mean + (reach if limit.at_most else -reach)
     if worst <= 0.0 or limit.value <= 0.0:
         return inf if worst <= 0.0 and not limit.at_most else -inf
     share = worst / limit.value if limit.at_most else limit.value / worst
