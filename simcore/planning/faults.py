@@ -13,8 +13,8 @@ from simcore.input.errors import FieldFaultError
 from simcore.input.files import InputError
 from simcore.planning.whatif import Asked
 
-# Fields that hold a name, which is looked up after the fields were read.
-NAMES = ("device", "model", "profile", "link")
+# Fields that hold a name, which is looked up after the fields were read; the last two are names of a device.
+NAMES, OF_DEVICE = ("device", "model"), ("profile", "link")
 
 
 def as_written(path: str) -> str:
@@ -38,14 +38,16 @@ def of_value(asked: Asked, base: str, settings: Mapping[str, Any], error: ValueE
     for name in [*settings, *over]:
         for path in asked.paths(name, base):
             written = as_written(path)
-            if not _is_of(error, told, written):
+            named = written in NAMES or (written in OF_DEVICE and "device" not in settings)
+            if not _is_of(error, written) and not (named and told.startswith(f"{written}: ")):
                 continue
-            common = name in asked.whatif.fields
-            if isinstance(error, FieldFaultError) and error.unknown:
-                field = f"fields.{name}.{base}" if common else "over" if name in over else "vary"
-            else:
-                field = "between" if name in over else f"vary.{name}"
             of = f"{base}: " if base else ""
+            if not (isinstance(error, FieldFaultError) and error.unknown):
+                field = "between" if name in over else f"vary.{name}"
+            elif name in asked.whatif.fields:
+                field, of = f"fields.{name}.{base}", ""
+            else:
+                field = "over" if name in over else "vary"
             if told.startswith(written) and field == f"vary.{path}":
                 rest, _, says = told.removeprefix(written).partition(": ")
                 return InputError(f"{asked.file}: {field}{rest}: {of}{says}")
@@ -53,10 +55,9 @@ def of_value(asked: Asked, base: str, settings: Mapping[str, Any], error: ValueE
     return None
 
 
-def _is_of(error: ValueError, told: str, written: str) -> bool:
-    if isinstance(error, FieldFaultError) and error.path:
-        return _under(error.path, written) or _under(written, error.path)
-    return written in NAMES and told.startswith(f"{written}: ")
+def _is_of(error: ValueError, written: str) -> bool:
+    path = error.path if isinstance(error, FieldFaultError) else ""
+    return bool(path) and (_under(path, written) or _under(written, path))
 
 
 def _under(path: str, other: str) -> bool:

@@ -3,8 +3,8 @@
 points = product over `vary` of the numbers of values (grid), or as many as each has (zip), or `points`
          (latin_hypercube)
 
-Question break_even may have several scenarios, `bases`, of several studies. What varies is then a field of all
-of them, or a name of `fields`, which says where each scenario has that quantity.
+Question break_even may have several scenarios, `bases`, of several studies. What varies is then a field of
+all of them, or a name of `fields`, which says where each scenario has that quantity.
 
 A plain scenario is a plan too: then --question says what is asked of it, and its SLO what must hold.
 """
