@@ -118,7 +118,7 @@ def pricer(
     def price(op: Op) -> Price:
         found = _from_fits(tariff, op) if fitted else _possible(tariff, op, _from_profile(tariff, op))
         if found is None and fitted:
-            found = price_alike(op, known)
+            found = _not_below(tariff, op, price_alike(op, known))
         if found is None and (fitted or op.dtype in MULTIPLIED_AS):
             found = price_narrow(op, partial(_plain, tariff), tariff.floor)
         if found is None and op.parts:
@@ -147,6 +147,13 @@ def _possible(tariff: _Tariff, op: Op, found: Price | None) -> Price | None:
             f" {tariff.spec.name} takes {floor_s:.3g} s at least by its datasheet"
         )
     return found
+
+
+def _not_below(tariff: _Tariff, op: Op, found: Price | None) -> Price | None:
+    """Returns a price whose interval does not begin below the floor: one that was widened may."""
+    if found is None or found.low_s >= (floor_s := tariff.floor(op).of(found).seconds):
+        return found
+    return replace(found, low_s=min(found.seconds, floor_s))
 
 
 def _plain(tariff: _Tariff, op: Op) -> Price | None:

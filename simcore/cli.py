@@ -229,7 +229,7 @@ def plan(
         held = {limit.metric: limit.value for limit in asked.limits}
         said = (found.warnings, found.notes)
         if asked.question == BREAK_EVEN:
-            table = terminal.leads(found.leads)
+            table = terminal.leads(found.leads, found.summary()["everywhere"])
         else:
             energy = "lowest_energy" in found.summary()["objectives"]
             table = terminal.judged(found.lines, held, energy=energy)

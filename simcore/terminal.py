@@ -177,21 +177,34 @@ def show_plan(
 VERDICTS = {"holds": "[green]holds[/green]", "fails": "[red]fails[/red]", "unsure": "[yellow]unsure[/yellow]"}
 
 
-def leads(found: Sequence[Mapping[str, Any]]) -> Keyed:
-    """Returns the table of where the lead passes from one case to another. `found`: those of summary.json."""
-    varied = list(dict.fromkeys(path for lead in found for path in lead["settings"]))
-    places = any(lead["place"] for lead in found)
+def leads(found: Sequence[Mapping[str, Any]], everywhere: Sequence[Mapping[str, Any]] = ()) -> Keyed:
+    """Returns the table of where the lead passes from one case to another, and of who leads everywhere. Both
+    as summary.json has them."""
+    varied = list(dict.fromkeys(path for lead in (*found, *everywhere) for path in lead["settings"]))
+    places = any(lead["place"] for lead in (*found, *everywhere))
     names = [path.rpartition(".")[2] for path in varied] + ["place"] * places
     table = _empty(
         "leads", [*names, "before", "then", "from", "neither for sure"], words=("place", "before", "then")
     )
-    for lead in found[:MOST_LINES]:
-        low, high = (None if end is None else f"{end:.4g}" for end in lead["between"])
+    for lead in [*found, *everywhere][:MOST_LINES]:
         cells = [escape(plain(lead["settings"].get(path), 20)) for path in varied]
         cells += [escape(lead["place"])] * places
-        cells += [escape(lead["before"]), escape(lead["after"]), f"{lead['at']:.4g}"]
-        table.add_row(*cells, f"{low or 'first'} to {high or 'last'}")
+        if "at" in lead:
+            cells += [escape(lead["before"]), escape(lead["after"]), _at(lead["at"], "")]
+            unsure = [lead["between"]]
+        else:
+            cells += [escape(lead["label"]), "the same", "-"]
+            unsure = lead["unsure"]
+        stretches = [f"{_at(low, 'first')} to {_at(high, 'last')}" for low, high in unsure]
+        table.add_row(*cells, " and ".join(stretches) or "-")
     return table, len(names)
+
+
+def _at(value: float | None, none: str) -> str:
+    """Returns a value of a searched field for a table."""
+    if value is None:
+        return none
+    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
 
 
 def judged(lines: Sequence[Mapping[str, Any]], limits: Mapping[str, float], *, energy: bool = False) -> Keyed:

@@ -184,6 +184,15 @@ def test_the_command_line_writes_the_leads_and_a_page(
     assert "tensor parallel, 1 device" in page
 
 
+def test_a_combination_that_cannot_be_is_left_out(tmp_path: Path) -> None:
+    """Three ranks do not divide 32 heads; a context of 200,000 tokens is longer than the model's."""
+    vary = {"strategies.0.ranks": [[1, 2], 3], "context_tokens": [64, 200_000]}
+    plan = {"base": DECODE, "question": "break_even", "over": "batch", "between": [1, 2], "vary": vary}
+    found = run(load_plan(written(tmp_path, plan)), jobs=1, progress=silent)
+    assert len(found.notes) == 3
+    assert {line["vary.context_tokens"] for line in found.lines} == {64}
+
+
 @pytest.mark.parametrize(
     ("more", "told"),
     [
@@ -193,7 +202,18 @@ def test_the_command_line_writes_the_leads_and_a_page(
         ({"between": [1, float("nan")]}, "two numbers up to 1e+12, is needed"),
         ({"metric": "token_latency"}, "metric: token_latency: is none of study decode that can lead"),
         ({"vary": {"batch": [1, 2]}}, "vary.batch: is what question break_even searches; leave it out"),
-        ({"over": "bathc"}, "bathc"),
+        ({"over": "bathc"}, "over: bathc: no such field; did you mean 'batch'?"),
+        ({"over": "strategies.0.rank"}, "over: strategies[0].rank: no such field; did you mean 'ranks'?"),
+        ({"over": "strategies.9.ranks"}, "over: strategies.9.ranks: 9 is no place in a list of 1"),
+        ({"between": 0}, "between: is 0; [first, last], two numbers"),
+        ({"between": [0, 4]}, "between: batch: is 0; it should be greater than or equal to 1"),
+        ({"vary": {"context_tokens": [64, 0]}}, "vary.context_tokens: is 0; it should be greater"),
+        ({"vary": {"model": ["llama-3.1-8b", "lama"]}}, "vary.model: unknown model 'lama'"),
+        ({"vary": {"device": ["h200-sxm", "h300"]}}, "vary.device: unknown device 'h300'"),
+        ({"vary": {"strategies.0.ranks": [1, "x"]}}, "vary.strategies.0.ranks: is 'x'; a whole number"),
+        ({"vary": {"strategies.0.kind": ["tensor_parallel", "tp"]}}, "vary.strategies.0.kind: is 'tp'"),
+        ({"vary": {"device.change.hbm_bytes_per_second": [-1]}}, "hbm_bytes_per_second"),
+        ({"fields": {"batch": {"a": "batch"}}}, "fields.batch: is said by base, and this plan has no bases"),
         ({"question": "devices"}, "question devices is of study serving; break_even is of any"),
         ({"base": {**DECODE, "study": "decod"}}, "study: is 'decod'; one of decode"),
     ],

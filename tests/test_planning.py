@@ -568,6 +568,21 @@ def test_what_can_not_be_is_left_out_and_counted(tmp_path: Path) -> None:
     assert len([note for note in plan.notes if "must divide" in note]) == 2
 
 
+@pytest.mark.parametrize(
+    ("vary", "told"),
+    [
+        ({"devices": [1, 0]}, "vary.devices: is 0; it should be greater than or equal to 1"),
+        ({"strategies.0.ranks": [1, "x"]}, "vary.strategies.0.ranks: is 'x'; a whole number is needed"),
+        ({"device": ["h200-sxm", "h300"]}, "vary.device: unknown device 'h300'"),
+        ({"divices": [1]}, "vary: divices: no such field; did you mean 'devices'?"),
+    ],
+)
+def test_a_value_that_no_field_takes_is_refused_among_good_ones(vary: Any, told: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError) as error:
+        planned(tmp_path, {"base": BASE, "vary": vary, "replicas": 3}, "grid")
+    assert told in str(error.value)
+
+
 def test_pairs_are_narrower_than_what_they_are_made_of(tmp_path: Path) -> None:
     """Two budgets at the same requests: the interval of their difference is at most half of that without."""
     strategy = {"kind": "continuous_batching", "token_budget": [64, 2048]}

@@ -8,7 +8,7 @@ import pytest
 
 from simcore.devices.attention_fallback import price_alike
 from simcore.devices.in_use import prices_of
-from simcore.devices.price import pricer
+from simcore.devices.price import pricer, roofline
 from simcore.devices.spec import load_device
 from simcore.ops import op as ops
 from simcore.ops.op import Op, Price
@@ -40,6 +40,21 @@ def test_sequences_of_several_lengths_cost_what_their_mean_does(kv_tokens: int) 
     assert found.low_s == pytest.approx(0.81 * seconds)
     assert found.high_s == pytest.approx(1.21 * seconds)
     assert (found.source, found.detail) == ("extrapolated", "as decode_attention; a table")
+
+
+def test_no_interval_begins_below_the_datasheet() -> None:
+    """Long contexts come near to the floor, and the interval of paged attention is wider than the measured
+    one: a run with all prices at the fast end must not be faster than the card."""
+    price, floor = prices_of("h200-sxm", "local").pricer(), roofline(H200)
+    heads = {"q_heads": 12, "kv_heads": 12, "head_dim": 64}
+    at_floor = 0
+    for context in (1 << 10, 1 << 13, 1 << 16, 1 << 17):
+        op = ops.paged_attention(sequences=8, kv_tokens=8 * context, dtype="bf16", **heads)
+        found = price(op)
+        least_s = floor(op).of(found).seconds
+        assert found.low_s >= least_s
+        at_floor += found.low_s == least_s
+    assert at_floor
 
 
 def test_a_smaller_cache_saves_part_of_its_bytes() -> None:

@@ -77,7 +77,8 @@ def across_axis(axis: Axis, values: Sequence[float], apart: float = 0.05) -> com
 
 
 def _short(value: float) -> str:
-    return recorded(value if value == round(value) else float(f"{value:.3g}"))
+    whole = math.isclose(value, round(value), rel_tol=1e-9)
+    return recorded(round(value) if whole else float(f"{value:.3g}"))
 
 
 # -- what holds ------------------------------------------------------------------------------------

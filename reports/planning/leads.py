@@ -8,7 +8,7 @@ import plotly.graph_objects as go
 from simcore.reports import style
 from simcore.reports.common import figures as common
 from simcore.reports.common import sections as parts
-from simcore.reports.common.figures import by_text
+from simcore.reports.common.figures import Scale, by_text
 from simcore.reports.page import Section, Tile
 from simcore.reports.planning.axes import Axis, field_name
 from simcore.reports.planning.figures import DASHES, LINE_SYMBOLS, LOG_METRIC_FROM, across_axis
@@ -17,6 +17,7 @@ from simcore.reports.serving.sections import scale_of
 from simcore.reports.text import in_figure, known, recorded
 
 QUESTION, MOST_TILES = "break_even", 4
+OVER_LEADER, AS_IT_IS = "over the leader's", "as it is"
 Lead = dict[str, Any]
 
 
@@ -32,22 +33,35 @@ def leads(plan: Planned) -> list[Section]:
     field = str(plan.summary.get("field") or field_name(column))
     axis = Axis(column, field, recorded)
 
-    def draw(group: str) -> go.Figure:
+    def draw(group: str, shown: str) -> go.Figure:
         own = [lead for lead in found if _group_of(lead) == group]
-        return drawn(points[points["group"] == group], axis, str(metric), own)
+        here = points[points["group"] == group]
+        return drawn(here, axis, str(metric), own, over_leader=shown == OVER_LEADER)
 
-    plot = parts.plot("break-even", f"{metric} along {over}", [("With", groups, 0)], draw)
+    # Over orders of magnitude, lines that differ by percents lie on each other.
+    wide = points[metric].min() > 0.0 and points[metric].max() >= LOG_METRIC_FROM * points[metric].min()
+    shown = [(text, text) for text in ((OVER_LEADER, AS_IT_IS) if wide else (AS_IT_IS,))]
+    choices = [("With", groups, 0), ("Shown", shown, 0)]
+    plot = parts.plot("break-even", f"{_compared(plan)} along {over}", choices, draw)
+    rows = [*found, *_everywhere(plan)]
     table = parts.tabled(
-        found,
+        rows,
         ("with", "l", _group_of),
         ("before", "l", lambda lead: lead["before"]),
         ("then", "l", lambda lead: lead["after"]),
         ("from", "r", lambda lead: recorded(lead["at"])),
         ("neither for sure", "l", _unsure),
     )
+    table = parts.without_empty_columns(table)
     return [
-        parts.section("plan", "break-even", {"field": field}, plots=[plot], table=table if found else None)
+        parts.section("plan", "break-even", {"field": field}, plots=[plot], table=table if rows else None)
     ]
+
+
+def _compared(plan: Planned) -> str:
+    """Returns the metric that leads, of several scenarios that of each."""
+    each = plan.summary.get("metrics") or {}
+    return ", ".join(f"{name} of {base}" for base, name in each.items()) or str(plan.summary.get("metric"))
 
 
 def tiles(plan: Planned) -> list[Tile]:
@@ -55,9 +69,7 @@ def tiles(plan: Planned) -> list[Tile]:
     found = [_checked(given) for given in plan.summary.get("break_even") or ()]
     field = str(plan.summary.get("field") or "value")
     return [
-        Tile(
-            recorded(float(f"{lead['at']:.3g}")), f"{field} from which {lead['after']} leads", _group_of(lead)
-        )
+        Tile(_in_full(lead["at"]), f"{field} from which {lead['after']} leads", _group_of(lead))
         for lead in found[:MOST_TILES]
     ]
 
@@ -69,11 +81,33 @@ def _checked(given: Any) -> Lead:
         given
     ):
         raise ValueError(told)
-    between = given["between"]
-    ends = isinstance(between, list) and len(between) == 2 and all(e is None or known(e) for e in between)
-    if not isinstance(given["settings"], dict) or not known(given["at"]) or not ends:
+    if not isinstance(given["settings"], dict) or not known(given["at"]) or not _is_stretch(given["between"]):
         raise ValueError(told)
     return given
+
+
+def _in_full(value: float) -> str:
+    return recorded(value if isinstance(value, int) else float(f"{value:.3g}"))
+
+
+def _everywhere(plan: Planned) -> list[Lead]:
+    """Returns who leads at every value, as leads that pass nowhere. Raises ValueError if it is invalid."""
+    found = []
+    for given in plan.summary.get("everywhere") or ():
+        of_words = isinstance(given, dict) and all(
+            isinstance(given.get(key), str) for key in ("place", "label")
+        )
+        unsure = given.get("unsure") if of_words else None
+        if not isinstance(unsure, list) or not all(_is_stretch(one) for one in unsure):
+            raise ValueError(f"summary.json: everywhere: {str(given)[:60]!r} is no case that leads")
+        if not isinstance(given.get("settings"), dict):
+            raise ValueError(f"summary.json: everywhere: {str(given)[:60]!r} has no settings")
+        found.append({**given, "before": given["label"], "after": "the same", "at": None})
+    return found
+
+
+def _is_stretch(given: Any) -> bool:
+    return isinstance(given, list) and len(given) == 2 and all(end is None or known(end) for end in given)
 
 
 def _named(path: str, value: Any) -> str:
@@ -102,14 +136,29 @@ def _plain(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
+def _whole(value: float) -> str:
+    return recorded(_plain(value))
+
+
 def _unsure(lead: Lead) -> str:
-    low, high = lead["between"]
-    return f"{'first' if low is None else recorded(low)} to {'last' if high is None else recorded(high)}"
+    return " and ".join(
+        f"{'first' if low is None else recorded(low)} to {'last' if high is None else recorded(high)}"
+        for low, high in (lead["unsure"] if "unsure" in lead else [lead["between"]])
+    )
 
 
-def drawn(points: pd.DataFrame, axis: Axis, metric: str, found: list[Lead]) -> go.Figure:
-    """Draws the metric of each case with its interval, and a line where the lead passes."""
+def drawn(
+    points: pd.DataFrame, axis: Axis, metric: str, found: list[Lead], *, over_leader: bool = False
+) -> go.Figure:
+    """Draws the metric of each case with its interval, and a line where the lead passes. `over_leader`: the
+    metric over that of the case that leads at the same value."""
     scale = scale_of(metric, float(points[metric].max()))
+    if over_leader:
+        scale = Scale(f"{scale.name} / the leader's")
+        leading = points[points["best"] == 1.0].drop_duplicates(axis.column).set_index(axis.column)[metric]
+        by = points[axis.column].map(leading)
+        figures = (metric, f"{metric}.low", f"{metric}.high")
+        points = points.assign(**{name: points[name] / by for name in figures})
     figure = go.Figure()
     labels = list(dict.fromkeys(points["label"]))
     for i, label in enumerate(labels):
@@ -119,7 +168,7 @@ def drawn(points: pd.DataFrame, axis: Axis, metric: str, found: list[Lead]) -> g
         colour = style.LINE_HUES[i % len(style.LINE_HUES)][1][0]
         hover = [
             by_text(
-                f"<b>{in_figure(label)}</b>", f"{axis.title} {recorded(x)}", f"{scale.name} {scale.text(y)}"
+                f"<b>{in_figure(label)}</b>", f"{axis.title} {_whole(x)}", f"{scale.name} {scale.text(y)}"
             )
             for x, y in zip(own[axis.column], own[metric], strict=True)
         ]

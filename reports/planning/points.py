@@ -35,6 +35,7 @@ VARIED = "vary."
 VERDICTS = ("holds", "unsure", "fails")
 SUMMARY_TYPES: Mapping[str, type] = {
     "question": str, "limits": list, "objectives": list, "sensitivity": list, "break_even": list,
+    "everywhere": list, "metrics": dict,
     "metric": str, "over": str, "field": str, "how_to_run": list,
 }  # fmt: skip
 # A way of running the best points, and the command of an engine.

@@ -23,6 +23,14 @@ from simcore.input.files import InputError, adapter, listed, missing, nearest, p
 TRACEBACK = "SIMCORE_TRACEBACK"
 
 
+class FieldFaultError(InputError):
+    """A fault of a document's content. `path`: of the value that is at fault, as the message has it; empty if
+    values do not fit together. `unknown`: there is no such field."""
+
+    path: str = ""
+    unknown: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class _Place:
     """A place in a document: its path, its value, and the annotation of the allowed values."""
@@ -64,7 +72,11 @@ def parsed(kind: Any, document: Mapping[Any, Any], where: str, whole: str = "sce
     try:
         return adapter(kind).validate_python(dict(document))
     except ValidationError as error:
-        raise InputError(f"{where}: {fault(kind, document, error, whole)}") from None
+        found = FieldFaultError(f"{where}: {fault(kind, document, error, whole)}")
+        first = worst(error)
+        found.path = _walked(kind, document, first["loc"]).path
+        found.unknown = first["type"] == "extra_forbidden"
+        raise found from None
 
 
 def _missing(kind: Any, document: Any, error: ValidationError) -> str:

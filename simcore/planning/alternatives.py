@@ -13,6 +13,7 @@ from typing import Any
 
 from simcore.input.files import InputError
 from simcore.models.errors import ModelError
+from simcore.planning.faults import of_value
 from simcore.planning.points import Benches, Point, why_not
 from simcore.planning.whatif import Asked
 from simcore.scenario import put, scenario_of
@@ -66,7 +67,9 @@ def alternatives(asked: Asked, benches: Benches, *, any_devices: bool) -> Altern
                 raise InputError(f"{asked.where}: study: is {scenario.study!r}, which no plan may vary")
             points = benches.points(scenario)
         except (InputError, ModelError) as error:
-            first = first or _of_vary(error, settings, asked.where)
+            if (bad := of_value(asked, "", settings, error)) is not None:
+                raise bad from None
+            first = first or error
             found.leave_out(str(error))
             continue
         for point in points:
@@ -78,15 +81,6 @@ def alternatives(asked: Asked, benches: Benches, *, any_devices: bool) -> Altern
     if not found.every:
         raise first or InputError(f"{asked.where}: nothing can be run; {next(iter(found.left_out))}")
     return found
-
-
-def _of_vary(error: ValueError, settings: Mapping[str, Any], where: str) -> ValueError:
-    """Returns an error; if it is of a varied field, with that field named as in the plan's file."""
-    told = str(error)
-    for path in settings:
-        if told.startswith(f"{where}: {path}"):
-            return InputError(told.replace(f"{where}: ", f"{where}: vary.", 1))
-    return error
 
 
 def _open_devices(document: dict[str, Any]) -> None:

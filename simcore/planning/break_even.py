@@ -5,36 +5,35 @@ gain(x)  = the metric of the case that leads at one of two neighbours of a grid,
 surely   = the same for the ends of their intervals taken apart: between both places neither leads for sure
 
 Every value of the field is a whole run of the scenario, and so is every step of a bisection. Cases are told
-apart by label and by their place (context, batch, load, ..) within a run.
+apart by label and by their place (context, batch, load, ..) within a run. Several scenarios (`bases`),
+perhaps of several studies, are run each at every value; each has one place then, and all cases are rivals.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from math import inf, sqrt
 from typing import Any
 
 from simcore.assembly import Place, assemble
-from simcore.input.files import InputError, nearest, plain, shown
+from simcore.input.fields import count
+from simcore.input.files import InputError, plain, shown
 from simcore.models.errors import ModelError
+from simcore.planning.faults import of_value
+from simcore.planning.leading import is_lower_better, metric_of, metrics_of
 from simcore.planning.whatif import Asked
-from simcore.scenario import put, scenario_of
-from simcore.studies.columns import METRICS, metric
+from simcore.scenario import Scenario, put, resolved, scenario_of
 from simcore.studies.common import PRECISION, Row
 from simcore.studies.processes import in_processes
+from simcore.studies.serving.scenario import ServingScenario
+from simcore.workload.spec import ClosedLoop, ConstantArrivals, ConstantLength, Workload
 
-# The metric that leads, by study.
-LEADS = {
-    "decode": "token_latency_s",
-    "tiling": "total_s",
-    "serving": "e2e_mean_s",
-    "linear_attention": "latency_s",
-    "decode_attention": "latency_s",
-}
 # Values of the field that are run first: at equal ratios where the ends are this far apart.
 VALUES, FAR = 5, 8.0
 # Sentences of an answer.
 MOST_TOLD = 6
+# How warnings of percentiles of few requests begin, which say how far chance goes.
+TOO_FEW = "too few requests"
 # Columns that tell cases of one place apart.
 OF_CASE = ("strategy", "label", "ranks", "groups", "devices", "hit_rate", "device")
 Axes = tuple[tuple[str, Any], ...]
@@ -43,7 +42,7 @@ Axes = tuple[tuple[str, Any], ...]
 @dataclass(frozen=True)
 class Case:
     """A case at one value of the field. `place`: what it shares with its rivals; `low`, `high`: the interval
-    of the metric, the value itself where none is known."""
+    of the metric, the value itself where none is known; `base`: its scenario among several."""
 
     label: str
     device: str
@@ -53,6 +52,7 @@ class Case:
     value: float
     low: float
     high: float
+    base: str = ""
 
 
 @dataclass(frozen=True)
@@ -70,17 +70,21 @@ class Lead:
 
 @dataclass(frozen=True)
 class First:
-    """Who leads at the least value of the field, and the first and last value at which something runs."""
+    """Who leads at the least value of the field, and the first and last value at which something runs.
+    `unsure`: if it leads everywhere, the stretches where it does not lead for sure, their ends None at those
+    of the range."""
 
     label: str
     since: float
     until: float
+    unsure: tuple[tuple[float | None, float | None], ...] = ()
 
 
 @dataclass(frozen=True)
 class Swept:
     """What was run with one set of settings. `runs`: the cases at each value of the field; `leads`: where the
-    lead passes; `first`: who leads first, place by place; `names`: of the places; `warnings`: of all runs."""
+    lead passes; `first`: who leads first, place by place; `names`: of the places; `warnings`: of all runs;
+    `refused`: why nothing was run; `faulty`: because a value is no value of its field."""
 
     settings: Mapping[str, Any]
     runs: Mapping[float, tuple[Case, ...]]
@@ -89,17 +93,7 @@ class Swept:
     names: Mapping[Axes, str]
     warnings: tuple[str, ...] = ()
     refused: str = ""
-
-
-def metric_of(asked: Asked) -> str:
-    """Returns the metric that leads. Raises InputError if the study has none of the plan's name."""
-    study = str(asked.document.get("study"))
-    name = asked.whatif.metric or LEADS[study]
-    if metric(study, name).better is None:
-        known = [one for one, of in METRICS[study].items() if of.better is not None]
-        of = f"is none of study {study} that can lead{nearest(name, known)}"
-        raise InputError(f"{asked.where}: metric: {plain(name)}: {of}")
-    return name
+    faulty: bool = False
 
 
 def grid(between: Sequence[float]) -> list[float]:
@@ -129,8 +123,9 @@ def sweep(asked: Asked, jobs: int, progress: Callable[[str, int, int], None]) ->
         progress("settings" if len(every) > 1 else "run", count, len(every))
 
     found = in_processes(lambda i: _swept(asked, every[i], within), len(every), jobs, done)
-    if all(one.refused for one in found):
-        raise InputError(found[0].refused)
+    refused = [one for one in found if one.faulty] or [one for one in found if one.refused]
+    if refused and (refused[0].faulty or len(refused) == len(found)):
+        raise InputError(refused[0].refused)
     return found
 
 
@@ -149,33 +144,89 @@ def _swept(asked: Asked, settings: Mapping[str, Any], jobs: int) -> Swept:
         places = list(dict.fromkeys(case.place for value in values for case in cases(value)))
         names = names_of(places)
         leads = list(_leads(asked, settings, values, names, cases))
+        first = {name: _first(asked, values, place, cases) for place, name in names.items()}
+    except _ValueFaultError as error:
+        return Swept(settings, {}, (), {}, {}, (), str(error), faulty=True)
     except (InputError, ModelError) as error:
         return Swept(settings, {}, (), {}, {}, (), str(error))
-    first = {}
-    for place, name in names.items():
-        led = [(value, own) for value in values if (own := by_place(runs[value]).get(place))]
-        first[name] = First(best(led[0][1], asked).label, led[0][0], led[-1][0])
+    first = {
+        name: first[name] if all(lead.place != name for lead in leads) else replace(first[name], unsure=())
+        for name in first
+    }
     return Swept(settings, dict(sorted(runs.items())), tuple(leads), first, names, tuple(warnings))
 
 
 def _cases(
     asked: Asked, settings: Mapping[str, Any], value: float, jobs: int, warnings: dict[str, None]
 ) -> tuple[Case, ...]:
-    """Runs the scenario at a value of the field, and returns its cases."""
-    document = asked.with_settings(settings)
-    assert asked.whatif.over is not None
-    put(document, asked.whatif.over, value, f"{asked.where}: over: {asked.whatif.over}")
+    """Runs each scenario at a value of the field, and returns the cases."""
+    units: dict[str, str] = {}
+    found: list[Case] = []
+    for base, name in metrics_of(asked).items():
+        try:
+            scenario = scenario_at(asked, base, settings, value)
+            parts = assemble(scenario, asked.every[base].where, Place(jobs=jobs))
+        except InputError as error:
+            if (bad := of_value(asked, base, settings, error)) is not None:
+                raise _ValueFaultError(str(bad)) from None
+            raise
+        outcome = parts.study.run(lambda doing, done, total: None)
+        begin = f"{base}: " if base else ""
+        warnings.update((f"{begin}{each}", None) for each in parts.warnings)
+        warnings.update((f"{begin}{each}", None) for each in _firm(outcome.warnings, scenario))
+        rows = [row for row in outcome.ranked(name) if row.value is not None and not row.op_kind]
+        if not rows:
+            raise InputError(f"{asked.every[base].where}: metric: {name}: no case of this scenario has it")
+        units[base] = rows[0].unit
+        found += _of_base(asked, base, scenario, rows) if base else [_case(row, asked) for row in rows]
+    if len({*units.values()}) > 1:
+        told = ", ".join(f"{base} has {unit or 'plain numbers'}" for base, unit in units.items())
+        raise InputError(f"{asked.file}: metric: {told}; one unit is needed")
+    return tuple(found)
+
+
+class _ValueFaultError(InputError):
+    """A value that varies, or is searched, is no value of its field."""
+
+
+def scenario_at(asked: Asked, base: str, settings: Mapping[str, Any], value: float) -> Scenario:
+    """Returns one of the scenarios at a value of the field. Raises InputError."""
+    based, over = asked.every[base], asked.whatif.over
+    assert over is not None
+    document = asked.with_settings(settings, base)
+    for path in asked.paths(over, base):
+        put(document, path, value, f"{based.where}: over: {over}")
     # Comparisons and searches of the study's own say nothing here.
     document |= {name: [] for name in ("published", "crossover") if name in document}
-    scenario = scenario_of(document, asked.where, asked.folder)
-    parts = assemble(scenario, asked.where, Place(jobs=jobs))
-    outcome = parts.study.run(lambda doing, done, total: None)
-    warnings.update(dict.fromkeys([*parts.warnings, *outcome.warnings]))
-    name = metric_of(asked)
-    rows = [row for row in outcome.ranked(name) if row.value is not None and not row.op_kind]
-    if not rows:
-        raise InputError(f"{asked.where}: metric: {name}: no case of this scenario has it")
-    return tuple(_case(row, asked) for row in rows)
+    return scenario_of(document, based.where, based.folder)
+
+
+def _firm(warnings: Iterable[str], scenario: Scenario) -> Iterator[str]:
+    """Yields warnings, but those of chance only where something is drawn."""
+    drawn = not isinstance(scenario, ServingScenario) or _draws(scenario.workload)
+    yield from (each for each in warnings if drawn or not each.startswith(TOO_FEW))
+
+
+def _draws(workload: Workload) -> bool:
+    """Whether arrivals or lengths of requests are drawn."""
+    fixed = isinstance(workload.arrivals, ConstantArrivals | ClosedLoop)
+    lengths = (workload.prompt_tokens, workload.output_tokens)
+    constant = all(isinstance(each, ConstantLength) for each in lengths)
+    return not (fixed and constant) or bool(workload.tenants or workload.sessions)
+
+
+def _of_base(asked: Asked, base: str, scenario: Scenario, rows: Sequence[Row]) -> list[Case]:
+    """Returns the cases of one scenario among several, under its name; with their own label if it has several
+    ways. Raises InputError if it has several places: which one would be compared?"""
+    cases = [replace(_case(row, asked), base=base) for row in rows]
+    places = [*dict.fromkeys(case.place for case in cases)]
+    if len(places) > 1:
+        told = "; ".join(names_of(places).values())
+        needed = "one is compared; a name of fields lets it vary"
+        raise InputError(f"{asked.every[base].where}: has several places ({plain(told)}): {needed}")
+    ways = sum(map(count, getattr(scenario, "strategies", ()))) + len(getattr(scenario, "methods", ()))
+    alone = ways == 1 and len({case.label for case in cases}) == 1
+    return [replace(case, label=base if alone else f"{base}, {case.label}", place=()) for case in cases]
 
 
 def _case(row: Row, asked: Asked) -> Case:
@@ -212,11 +263,6 @@ def by_place(cases: Sequence[Case]) -> dict[Axes, list[Case]]:
     return places
 
 
-def is_lower_better(asked: Asked) -> bool:
-    """Whether the case with the least value leads."""
-    return metric(str(asked.document["study"]), metric_of(asked)).better == "lower"
-
-
 def best(cases: Sequence[Case], asked: Asked) -> Case:
     """Returns the case that leads."""
     lower = is_lower_better(asked)
@@ -240,6 +286,40 @@ def _leads(
             if before != after:
                 at, between = _Gap(asked, cases, place, before, after).passes(values, i)
                 yield Lead(settings, name, before, after, at, between)
+
+
+def _first(
+    asked: Asked, values: Sequence[float], place: Axes, cases: Callable[[float], tuple[Case, ...]]
+) -> First:
+    """Returns who leads first at a place, and where it does not lead for sure if it leads everywhere."""
+    led = [(value, own) for value in values if (own := by_place(cases(value)).get(place))]
+    label, lower = best(led[0][1], asked).label, is_lower_better(asked)
+
+    def sure(value: float) -> bool:
+        own = {case.label: case for case in by_place(cases(value)).get(place, ())}
+        rivals = [case for name, case in own.items() if name != label]
+        if label not in own:
+            return False
+        if lower:
+            return all(own[label].high < case.low for case in rivals)
+        return all(own[label].low > case.high for case in rivals)
+
+    unsure: list[tuple[float | None, float | None]] = []
+    begin: float | None = None
+    if all(best(own, asked).label == label for _, own in led):
+        open_ = not sure(led[0][0])
+        for (below, _), (above, _) in pairwise(led):
+            if sure(below) != sure(above):
+                at = _bisected(sure, below, above, _apart(values))
+                unsure += [(begin, at)] if open_ else []
+                begin, open_ = at, not open_
+        unsure += [(begin, None)] if open_ else []
+    return First(label, led[0][0], led[-1][0], tuple(unsure))
+
+
+def _apart(values: Sequence[float]) -> float | None:
+    """Returns how near a bisection comes, None for a share of the value."""
+    return None if is_far(values) else PRECISION * (values[-1] - values[0])
 
 
 @dataclass(frozen=True)
@@ -268,13 +348,12 @@ class _Gap:
     def where(self, values: Sequence[float], i: int, of_before: str, of_after: str) -> float | None:
         """Returns the value between the values i and i + 1 at which that changes its sign; None if it does
         not."""
-        apart = None if is_far(values) else PRECISION * (values[-1] - values[0])
 
         def ahead(value: float) -> bool:
             return self.gain(value, of_before, of_after) > 0.0
 
         below, above = values[i : i + 2]
-        return _bisected(ahead, below, above, apart) if ahead(below) != ahead(above) else None
+        return _bisected(ahead, below, above, _apart(values)) if ahead(below) != ahead(above) else None
 
     def passes(self, values: Sequence[float], i: int) -> tuple[float, tuple[float | None, float | None]]:
         """Returns where the lead passes between the values i and i + 1, and between which values neither
@@ -326,7 +405,8 @@ def _told(asked: Asked, swept: Swept) -> Iterator[str]:
         begins = f"With {at}: {first.label}" if at else first.label
         leads = [lead for lead in swept.leads if lead.place == place]
         if not leads:
-            yield f"{begins} leads everywhere from {field} {number(first.since)} to {number(first.until)}."
+            through = f"{field} {number(first.since)} to {number(first.until)}"
+            yield f"{begins} leads everywhere from {through}{_not_sure(first)}."
             continue
         parts = [
             f"{'up to' if i == 0 else 'to'} {field if i == 0 else ''} {number(lead.at)}{_open(lead)}, then"
@@ -347,6 +427,20 @@ def _open(lead: Lead) -> str:
         return ""
     until = "the first value" if low is None else number(low)
     return f" (from {until} to {'the last' if high is None else number(high)} neither for sure)"
+
+
+def _not_sure(first: First) -> str:
+    """Returns where it does not lead for sure, in words."""
+    if not first.unsure:
+        return ""
+    if first.unsure == ((None, None),):
+        return ", but nowhere for sure"
+    parts = [
+        f"up to {number(high)}" if low is None and high is not None
+        else f"from {number(low or 0.0)}" + ("" if high is None else f" to {number(high)}")
+        for low, high in first.unsure
+    ]  # fmt: skip
+    return f" ({' and '.join(parts)} not for sure)"
 
 
 def number(value: float) -> str:
@@ -385,6 +479,27 @@ def lines_of(asked: Asked, every: Sequence[Swept]) -> list[dict[str, Any]]:
                     for case in own
                 ]  # fmt: skip
     return lines
+
+
+def scenarios_of(asked: Asked, every: Sequence[Swept]) -> Iterator[dict[str, Any]]:
+    """Yields the scenario of each row of `lines_of`, with all of its cases."""
+    for swept in every:
+        for value, cases in swept.runs.items():
+            known = {
+                base: resolved(scenario_at(asked, base, swept.settings, value))
+                for base in dict.fromkeys(case.base for case in cases)
+            }
+            yield from (known[case.base] for own in by_place(cases).values() for case in own)
+
+
+def everywhere_of(every: Sequence[Swept]) -> list[dict[str, Any]]:
+    """Returns who leads at every value, as summary.json has it."""
+    return [
+        {"settings": dict(swept.settings), "place": name, **asdict(first)}
+        for swept in every
+        for name, first in swept.first.items()
+        if all(lead.place != name for lead in swept.leads)
+    ]
 
 
 def leads_of(every: Sequence[Swept]) -> list[dict[str, Any]]:

@@ -5,7 +5,7 @@ plan = run(asked, jobs=2)             plan.answer, plan.lines
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -15,6 +15,7 @@ from simcore.input.files import InputError
 from simcore.planning import break_even
 from simcore.planning.answer import answer, cost_per_million, devices
 from simcore.planning.commands import how_to_run
+from simcore.planning.leading import metric_of, metrics_of
 from simcore.planning.points import Benches
 from simcore.planning.questions import DEVICES, Found, Tried, ask, joules_per_token, objectives
 from simcore.planning.runs import InProcesses, Maker, Runner
@@ -63,6 +64,7 @@ class Plan:
     swings: list[Swing] = field(default_factory=list)
     gains: list[Gain] = field(default_factory=list)
     leads: list[dict[str, Any]] = field(default_factory=list)
+    swept: Sequence[break_even.Swept] = field(repr=False, default=())
 
     def effort(self) -> str:
         """Returns how many runs it took, in words."""
@@ -73,7 +75,10 @@ class Plan:
 
     def scenarios(self) -> list[dict[str, Any]]:
         """Returns the scenario of each line, by which `run --point` gives it a report of its own."""
-        every = (resolved(one.point.scenario) for one in self.found.tried)
+        if self.asked.question == BREAK_EVEN:
+            every: Iterable[dict[str, Any]] = break_even.scenarios_of(self.asked, self.swept)
+        else:
+            every = (resolved(one.point.scenario) for one in self.found.tried)
         return [
             {**fields, "name": f"{self.asked.name[:LONGEST_NAME]}-{i}"} for i, fields in enumerate(every, 1)
         ]
@@ -100,10 +105,12 @@ class Plan:
     def _break_even(self) -> dict[str, Any]:
         if self.asked.question != BREAK_EVEN:
             return {}
-        metric = break_even.metric_of(self.asked)
         over = str(self.asked.whatif.over)
-        field = break_even.short(over)
-        return {"over": over, "field": field, "metric": metric, "break_even": self.leads}
+        return {
+            **{"over": over, "field": break_even.short(over), "metric": metric_of(self.asked)},
+            **({"metrics": dict(metrics_of(self.asked))} if self.asked.bases else {}),
+            **{"break_even": self.leads, "everywhere": break_even.everywhere_of(self.swept)},
+        }
 
     def provenance(self, command: str, wall_s: float) -> dict[str, Any]:
         """Returns where the figures come from."""
@@ -200,16 +207,17 @@ def _break_even(asked: Asked, jobs: int, progress: Callable[[str, int, int], Non
     return Plan(
         asked=asked,
         answer=break_even.answer_of(asked, every),
-        lines=break_even.lines_of(asked, every),
+        lines=[{"point": i, **line} for i, line in enumerate(break_even.lines_of(asked, every), 1)],
         warnings=list(warnings.values()),
         notes=[f"left out: {swept.refused}" for swept in every if swept.refused],
-        simulated=sum(len(swept.runs) for swept in every),
+        simulated=sum(len(swept.runs) for swept in every) * len(asked.every),
         known=0,
         requests=0,
         shares={},
         origins=[],
         made_by=f"this machine, at most {jobs} processes",
         leads=break_even.leads_of(every),
+        swept=every,
     )
 
 

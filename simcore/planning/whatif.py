@@ -3,13 +3,16 @@
 points = product over `vary` of the numbers of values (grid), or as many as each has (zip), or `points`
          (latin_hypercube)
 
+Question break_even may have several scenarios, `bases`, of several studies. What varies is then a field of
+all of them, or a name of `fields`, which says where each scenario has that quantity.
+
 A plain scenario is a plan too: then --question says what is asked of it, and its SLO what must hold.
 """
 
 import copy
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
@@ -141,12 +144,38 @@ def _base(value: Any) -> Any:
     raise ValueError(f"is {shown(value)}; a file, an example's name, or the fields of a scenario are needed")
 
 
+def _metrics(value: Any) -> Any:
+    if value is None or isinstance(value, str):
+        return value
+    if isinstance(value, dict) and value and all(isinstance(one, str) for one in value.values()):
+        return value
+    raise ValueError(f"is {shown(value)}; a metric, or one for each of bases, is needed")
+
+
+def _paths(value: Any) -> list[str]:
+    found = [value] if isinstance(value, str) else value
+    if not isinstance(found, list) or not all(isinstance(one, str) and all(one.split(".")) for one in found):
+        raise ValueError(f"is {shown(value)}; a dotted path, or a list of paths, is needed")
+    return found
+
+
+BaseName = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_-]*$", max_length=40)]
+Base = Annotated[Any, BeforeValidator(_base)]
+Paths = Annotated[list[str], BeforeValidator(_paths)]
+
+
 class Whatif(Strict):
     """A plan: `simcore plan FILE.yaml`."""
 
     name: Name | None = Field(None, description="of the run directory; by default the base scenario's")
-    base: Annotated[Any, BeforeValidator(_base)] = Field(
-        description="the scenario: a file, an example's name, or fields"
+    base: Base | None = Field(None, description="the scenario: a file, an example's name, or fields")
+    bases: dict[BaseName, Base] = Field(
+        {}, description="of break_even: several scenarios by name, in the place of base; studies may differ"
+    )
+    fields: dict[BaseName, dict[str, Paths]] = Field(
+        {},
+        description="of bases: names for vary and over, each with the field of every base, by dotted path:"
+        " {length: {a: tokens, b: workload.output_tokens.value}}; a list sets several fields",
     )
     question: Question | None = Field(
         None,
@@ -171,8 +200,10 @@ class Whatif(Strict):
         " break_even: the field",
     )
     between: Ends | None = Field(None, description="least and greatest value of the searched field")
-    metric: str | None = Field(
-        None, description="of break_even: what leads, a metric of results.csv; by default the study's latency"
+    metric: Annotated[str | dict[str, str] | None, BeforeValidator(_metrics)] = Field(
+        None,
+        description="of break_even: what leads, a metric of results.csv; by default the study's latency; of"
+        " bases one for each: {a: total_s, b: e2e_mean_s}",
     )
     constraints: dict[str, Annotated[float, Field(ge=-1e12, le=1e12)]] = Field(
         {}, description="limits of metrics by name, such as ttft_p99_s: 0.5; by default the SLO at p99"
@@ -212,7 +243,48 @@ class Whatif(Strict):
             raise FieldError("vary", f"makes {number:,} points; at most {MOST_POINTS:,} are allowed")
         if self.between is not None and self.between[0] > self.between[1]:
             raise FieldError("between", f"is {shown(self.between)}; first <= last is needed")
+        _check_bases(self)
         return self
+
+
+def _check_bases(whatif: Whatif) -> None:
+    """Raises FieldError if scenarios, and what is said of them by name, do not fit together."""
+    if whatif.base is None and not whatif.bases:
+        raise FieldError("base", "is missing; a scenario is needed, or bases, several by name")
+    if whatif.base is not None and whatif.bases:
+        raise FieldError("base", "is given beside bases; only one of them is allowed")
+    if len(whatif.bases) == 1:
+        raise FieldError("bases", "has one scenario; several are needed, or base")
+    for name, paths in whatif.fields.items():
+        _check_names(f"fields.{name}", paths, whatif)
+    if isinstance(whatif.metric, dict):
+        _check_names("metric", whatif.metric, whatif)
+    used = [*whatif.vary, *([] if whatif.over is None else [whatif.over])]
+    if idle := [name for name in whatif.fields if name not in used]:
+        raise FieldError(f"fields.{idle[0]}", f"is neither over nor in vary{nearest(idle[0], used)}")
+    for base in whatif.bases:
+        _check_set_once(whatif, base, used)
+
+
+def _check_names(where: str, given: Mapping[str, Any], whatif: Whatif) -> None:
+    if not whatif.bases:
+        raise FieldError(where, "is said by base, and this plan has no bases; leave it out")
+    if unknown := [name for name in given if name not in whatif.bases]:
+        raise FieldError(
+            f"{where}.{plain(unknown[0])}", f"no such base{nearest(unknown[0], [*whatif.bases])}"
+        )
+    if lacking := [name for name in whatif.bases if name not in given]:
+        raise FieldError(where, f"says nothing of {', '.join(lacking)}; each of bases is needed")
+
+
+def _check_set_once(whatif: Whatif, base: str, used: Sequence[str]) -> None:
+    setter: dict[str, str] = {}
+    for one in used:
+        where = f"fields.{one}" if one in whatif.fields else f"vary.{one}" if one in whatif.vary else "over"
+        for path in whatif.fields[one][base] if one in whatif.fields else [one]:
+            if path in setter:
+                raise FieldError(where, f"sets {path} of {base}, and so does {setter[path]}")
+            setter[path] = where
 
 
 def values_of(values: Any) -> list[Any]:
@@ -221,9 +293,24 @@ def values_of(values: Any) -> list[Any]:
 
 
 @dataclass(frozen=True)
+class Based:
+    """A scenario of a plan. `document`: its fields; `folder`: its paths are relative to it; `where`: its name
+    in messages."""
+
+    document: dict[str, Any]
+    folder: Path
+    where: str
+
+    @property
+    def study(self) -> str:
+        """Returns the name of its study."""
+        return str(self.document.get("study"))
+
+
+@dataclass(frozen=True)
 class Asked:
-    """A plan as it is asked. `document`: the base scenario's fields; `folder`: its paths are relative to it;
-    `where`: its name in messages."""
+    """A plan as it is asked. `document`, `folder`, `where`: see `Based`, of its one scenario; `bases`: of
+    several scenarios each by its name, where `document` is empty; `file`: the plan's in messages."""
 
     whatif: Whatif
     question: str
@@ -231,6 +318,8 @@ class Asked:
     folder: Path
     where: str
     limits: tuple[Limit, ...]
+    bases: Mapping[str, Based] = field(default_factory=dict)
+    file: str = ""
 
     @property
     def name(self) -> str:
@@ -238,8 +327,16 @@ class Asked:
         return self.whatif.name or str(self.document.get("name") or "plan")
 
     def as_asked(self) -> dict[str, Any]:
-        """Returns the plan with every default written out, and the fields of its scenario in it."""
-        return {**self.whatif.model_dump(mode="json"), "base": self.document, "question": self.question}
+        """Returns the plan with every default written out, and the fields of its scenarios in it."""
+        own = {**self.whatif.model_dump(mode="json"), "question": self.question}
+        if self.bases:
+            return {**own, "bases": {name: based.document for name, based in self.bases.items()}}
+        return {**own, "base": self.document}
+
+    @property
+    def every(self) -> Mapping[str, Based]:
+        """Returns its scenarios by name; one alone has no name."""
+        return self.bases or {"": Based(self.document, self.folder, self.where)}
 
     @property
     def rule(self) -> Rule:
@@ -258,11 +355,18 @@ class Asked:
         """Whether the question searches a rate."""
         return self.question in ("rate", "strategy")
 
-    def with_settings(self, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the fields of the scenario with values of varied fields. Raises InputError."""
-        document = copy.deepcopy(self.document)
-        for path, value in settings.items():
-            put(document, path, copy.deepcopy(value), f"{self.where}: vary: {path}")
+    def paths(self, name: str, base: str = "") -> list[str]:
+        """Returns the dotted paths that a varied or searched name stands for in one of the scenarios."""
+        known = self.whatif.fields.get(name)
+        return [name] if known is None else known[base]
+
+    def with_settings(self, settings: Mapping[str, Any], base: str = "") -> dict[str, Any]:
+        """Returns the fields of a scenario with values of varied fields. Raises InputError."""
+        based = self.every[base]
+        document = copy.deepcopy(based.document)
+        for name, value in settings.items():
+            for path in self.paths(name, base):
+                put(document, path, copy.deepcopy(value), f"{based.where}: vary: {name}")
         return document
 
     def settings(self, seed: int) -> Iterator[dict[str, Any]]:
@@ -300,7 +404,7 @@ def load_plan(
     if not isinstance(document, dict):
         raise InputError(f"{path}: holds no plan: a mapping of fields is needed")
     folder = path.absolute().parent
-    if "study" in document and "base" not in document:
+    if "study" in document and not {"base", "bases"} & set(document):
         document = {"base": document}
     own = [setting for setting in settings if _of_plan(setting, document)]
     for setting in own:
@@ -308,38 +412,50 @@ def load_plan(
     whatif: Whatif = parsed(Whatif, document, str(path), "plan")
     if sensitivity:
         whatif = whatif.model_copy(update={"sensitivity": True})
-    base, where, inside = _scenario(whatif.base, path, folder)
-    if whatif.name is not None:
-        base.setdefault("name", whatif.name)
-    for setting in settings:
-        if setting not in own:
-            set_field(base, setting)
+    every = _scenarios(whatif, path, folder, [setting for setting in settings if setting not in own])
     asked = question or whatif.question or ("grid" if whatif.vary else None)
     if asked is None:
         raise InputError(f"{path}: question: is missing; one of {', '.join(QUESTIONS)} is needed")
     if asked not in QUESTIONS:
         raise InputError(f"--question {plain(asked)}: no such question{nearest(asked, QUESTIONS)}")
-    _check_study(base, asked, where)
     _check_searched(whatif, asked, str(path))
-    held = () if asked == BREAK_EVEN else _limits(whatif, base, str(path))
+    for based in every.values():
+        _check_study(based.document, asked, based.where)
+    if whatif.bases:
+        return Asked(whatif, asked, {}, folder, str(path), (), every, str(path))
+    (one,) = every.values()
+    held = () if asked == BREAK_EVEN else _limits(whatif, one.document, str(path))
     if not held and asked not in ("grid", BREAK_EVEN):
         needed = "limits such as ttft_p99_s: 0.5, or slo in the scenario, are needed"
         raise InputError(f"{path}: constraints: are missing; {needed}")
-    return Asked(whatif, asked, base, inside, where, held)
+    return Asked(whatif, asked, one.document, one.folder, one.where, held, file=str(path))
 
 
-def _scenario(base: Any, path: Path, folder: Path) -> tuple[dict[str, Any], str, Path]:
-    """Returns the fields of a plan's scenario, its name in messages, and the folder of its paths. Raises
+def _scenarios(whatif: Whatif, path: Path, folder: Path, settings: Sequence[str]) -> dict[str, Based]:
+    """Returns a plan's scenarios by name, one alone without. `settings`: KEY=VALUE for fields of all. Raises
     InputError."""
+    given = whatif.bases or {"": whatif.base}
+    every = {name: _scenario(base, path, folder, name) for name, base in given.items()}
+    for based in every.values():
+        if whatif.name is not None:
+            based.document.setdefault("name", whatif.name)
+        for setting in settings:
+            set_field(based.document, setting)
+    return every
+
+
+def _scenario(base: Any, path: Path, folder: Path, name: str) -> Based:
+    """Returns a plan's scenario. `name`: its own among several. Raises InputError."""
+    field = f"bases.{name}" if name else "base"
     if not isinstance(base, str):
-        return copy.deepcopy(base), str(path), folder
+        return Based(copy.deepcopy(base), folder, f"{path}: {field}" if name else str(path))
     file = folder / base if (folder / base).is_file() else file_or_shipped(Path(base))
     if not file.is_file():
-        raise InputError(f"{path}: base: {plain(base)}: no such file or example{nearest(base, names())}")
+        raise InputError(f"{path}: {field}: {plain(base)}: no such file or example{nearest(base, names())}")
     found = read_yaml(file)
     if not isinstance(found, dict):
-        raise InputError(f"{path}: base: {file} holds no scenario: a mapping of fields is needed")
-    return found, str(file), file.absolute().parent
+        raise InputError(f"{path}: {field}: {file} holds no scenario: a mapping of fields is needed")
+    return Based(found, file.absolute().parent, str(file))
 
 
 def _of_plan(setting: str, document: Mapping[str, Any]) -> bool:
@@ -372,6 +488,7 @@ def _check_study(base: Mapping[str, Any], question: str, where: str) -> None:
 def _check_searched(whatif: Whatif, question: str, where: str) -> None:
     searched = SEARCHED.get(question, ())
     useless = {
+        "bases": question != BREAK_EVEN and bool(whatif.bases),
         "over": question not in ("devices", BREAK_EVEN) and whatif.over is not None,
         "between": question not in ("devices", "cost", BREAK_EVEN) and whatif.between is not None,
         "metric": question != BREAK_EVEN and whatif.metric is not None,
