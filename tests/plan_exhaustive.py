@@ -17,6 +17,7 @@ import argparse
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 from statistics import fmean
@@ -31,11 +32,11 @@ if __name__ == "__main__":
     # Before anything of the core is imported.
     compiled.use()
 
-from simcore.planning.alternatives import Alternative, alternatives, with_load, with_servers
+from simcore.planning.alternatives import Alternative, alternatives, load_of, with_load, with_servers
 from simcore.planning.limits import Limit
 from simcore.planning.plan import Plan, run
 from simcore.planning.points import Benches, Point
-from simcore.planning.runs import Ask, InProcesses, Runner
+from simcore.planning.runs import Ask, InProcesses, Ran, Runner
 from simcore.planning.searches import drive, judge
 from simcore.planning.store import Store
 from simcore.planning.verdict import Rule
@@ -111,14 +112,23 @@ def devices(asked: Asked, plan: Plan) -> tuple[bool, str]:
     return best == least, f"plan {best}, exhaustive {least} ({runner.requests:,} requests)"
 
 
+def _over(asked: Asked, ran: Sequence[Ran]) -> list[str]:
+    """The limits that means over runs break."""
+    means = {limit: fmean(one.figures[limit.metric] or 0.0 for one in ran) for limit in asked.limits}
+    return [limit.metric for limit, mean in means.items() if mean > limit.value]
+
+
 def rate(asked: Asked, plan: Plan) -> tuple[bool, str]:
     """Whether a plan's rate is within 3 % of where the means over many replicas cross a limit."""
     benches = Benches(asked.where, cores())
     runner = Runner(InProcesses(benches, cores()), Store(None), silent)
     said = next((line["rate_per_s"] for line in plan.lines if line["best"]), None)
-    if said is None:
-        return False, "plan: no rate"
     (one,) = alternatives(asked, benches, any_devices=False).every
+    if said is None:
+        # Right where a single request at a time breaks a limit.
+        least = with_load(benches, one, 0.01 * load_of(one.point.scenario.workload, asked.where))
+        alone = runner([Ask(least, replica) for replica in range(MANY)])
+        return _over(asked, alone) != [], f"plan: no rate; alone {', '.join(_over(asked, alone))} over"
     best = next(each for each in plan.found.winners if each is not None)
     assert best.value is not None
     requests = best.point.case.axes.requests
@@ -127,12 +137,7 @@ def rate(asked: Asked, plan: Plan) -> tuple[bool, str]:
     while edge is None and value < best.value * 1.3:
         ran = runner([Ask(with_load(benches, one, value, times), replica) for replica in range(MANY)])
         growing = 2 * sum(each.growing or each.short for each in ran) > len(ran)
-        over = [
-            limit.metric
-            for limit in asked.limits
-            if fmean(each.figures[limit.metric] or 0.0 for each in ran) > limit.value
-        ]
-        if growing or over:
+        if growing or _over(asked, ran):
             edge = value
         value *= 1.01
     if edge is None:

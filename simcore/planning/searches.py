@@ -73,14 +73,14 @@ def judge(
 ) -> Search[Judged]:
     """Judges a point. Without limits it holds, after the replicas of the first look. `steady`: it fails where
     too few requests come for a steady state; `enough`: whether a point may be left unsure; `doubtful`:
-    whether one that fails is looked at once more."""
+    whether one that is sure is looked at once more."""
     runs: list[Ran] = []
     found: Judged | None = None
     # Runs that are all the same need no second one.
     for look in (1,) if point.same_in_every_run else rule.looks:
         runs += yield [Ask(point, replica, end) for replica in range(len(runs), look)]
         found = _judged(point, runs, limits, rule, steady)
-        if enough(found) if found.verdict == "unsure" else found.holds or not doubtful(found):
+        if enough(found) if found.verdict == "unsure" else not doubtful(found):
             break
     assert found is not None
     return found
@@ -200,8 +200,9 @@ def fewest(
 
 # -- rates -------------------------------------------------------------------------------------------------
 
-# Neighbours further from each other than this get a point between them, of so many replicas.
-CLOSE, ENOUGH = 1.01, 34
+# Neighbours further from each other than this get a point between them, of so many replicas; so many, where
+# nothing is known of the upper one but that its queue grows.
+CLOSE, ENOUGH, HALVINGS = 1.01, 34, 6
 # Fewer pairs say little of how much their differences vary.
 PAIRS = 8
 # A logarithm of a share of a limit that is no change.
@@ -281,11 +282,11 @@ def highest(
             )
 
         def doubtful(found: Judged) -> bool:
-            low = looked.low
+            other = looked.high if found.holds else looked.low
             # Pairs have the same requests.
-            if low is None or low == value or looked.times[low] != times:
+            if other is None or other == value or looked.times[other] != times:
                 return False
-            return _by_chance(found, looked.tried[low], limits)
+            return _by_chance(found, looked.tried[other], limits)
 
         while True:
             point = at(value, times)
@@ -367,7 +368,7 @@ def _ends_moved(looked: _Looked, judged: Look, limits: Sequence[Limit]) -> Searc
     assert low is not None
     assert high is not None
     alike = times[low] == times[high]
-    if times[low] < times[high]:
+    if times[low] < times[high] or (alike and _by_chance(looked.tried[low], looked.tried[high], limits)):
         # More requests say more of a steady state.
         yield from judged(low, times[high])
     elif alike and _by_chance(looked.tried[high], looked.tried[low], limits):
@@ -381,16 +382,16 @@ def _shift(here: Sequence[float], there: Sequence[float]) -> float:
     return fmean(there) - fmean(there[: len(here)])
 
 
-def _by_chance(found: Judged, below: Judged, limits: Sequence[Limit]) -> bool:
-    """Whether a point fails only because its few replicas are those that are bad at a lower value too: with
-    what its pairs there lack to the mean of all, it would keep each limit that it fails by."""
-    failing = [limit for limit in limits if found.verdicts.get(limit.metric) == "fails"]
-    for limit in failing:
-        here, there = found.values(limit.metric), below.values(limit.metric)
-        mean = fmean(here) + _shift(here, there)
-        if mean > limit.value if limit.at_most else mean < limit.value:
-            return False
-    return bool(failing)
+def _by_chance(found: Judged, other: Judged, limits: Sequence[Limit]) -> bool:
+    """Whether a point fails, or holds, only because its few replicas are worse, or better, than all that are
+    known at another value: with what its pairs there lack to the mean of all, it would not."""
+    keeps = []
+    for limit in limits:
+        here, there = found.values(limit.metric), other.values(limit.metric)
+        mean = fmean(here) + (_shift(here, there) if len(here) < len(there) else 0.0)
+        if found.holds or found.verdicts.get(limit.metric) == "fails":
+            keeps.append(mean <= limit.value if limit.at_most else mean >= limit.value)
+    return bool(keeps) and all(keeps) != found.holds
 
 
 def _is_hopeless(found: Judged, below: Judged, limits: Sequence[Limit], rule: Rule) -> bool:
@@ -433,11 +434,17 @@ def _crossing(at: Callable[[float], Point], looked: _Looked, limits: Sequence[Li
     above = min((value for value in shares if value > below), default=None)
     if above is None or not shares[low] < 0.0:
         return low
-    if above > below * CLOSE:
+    for _ in range(HALVINGS):
+        if above <= below * CLOSE:
+            break
+        straight = shares[above] < inf
         middle = _on_line(below, above, shares)
-        runs = yield [Ask(at(middle), replica) for replica in range(min(len(pairs), ENOUGH))]
+        count = min(len(pairs), ENOUGH) if straight else ENOUGH
+        runs = yield [Ask(at(middle), replica) for replica in range(count)]
         shares[middle] = _share(runs, limits, pairs)
         below, above = (middle, above) if shares[middle] < 0.0 else (below, middle)
+        if straight:
+            break
     return _on_line(below, above, shares)
 
 
