@@ -58,7 +58,7 @@ def _positive(value: list[Any]) -> list[Any]:
     return value
 
 
-Ends = Annotated[list[Any], BeforeValidator(_ends)]
+Ends = Annotated[list[int | float], Field(min_length=2, max_length=2), BeforeValidator(_ends)]
 
 
 class Linear(Strict):
@@ -124,7 +124,8 @@ def _values(value: Any) -> Any:
     raise ValueError(f"is {shown(value)}; {NEEDED}")
 
 
-Values = Annotated[Any, BeforeValidator(_values)]
+Listed = Annotated[list[Any], Field(min_length=1)]
+Values = Annotated[Listed | Linear | Logarithmic, BeforeValidator(_values)]
 
 
 def _objectives(value: Any) -> Any:
