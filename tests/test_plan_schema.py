@@ -75,6 +75,8 @@ BAD: list[tuple[str, Any]] = [
     ("vary", {"devices": {"log": ["a", 2], "points": 2}}),
     ("objective", "fewest"),
     ("objective", ["lowest_cost", "fast"]),
+    ("objective", []),
+    ("leave_out_early", 1),
     ("certainty", 95),
     ("replicas", 1),
     ("replicas", 2.5),

@@ -179,7 +179,9 @@ class Whatif(Strict):
         {}, description="limits of metrics by name, such as ttft_p99_s: 0.5; by default the SLO at p99"
     )
     slo: str | None = Field(None, description="limits by name (`simcore slos`), in place of constraints")
-    objective: Annotated[list[Objective] | Objective, BeforeValidator(_objectives)] = Field(
+    objective: Annotated[
+        Annotated[list[Objective], Field(min_length=1)] | Objective, BeforeValidator(_objectives)
+    ] = Field(
         "fewest_devices",
         description="of a grid: what is best of the points that hold; several: Pareto front",
     )
@@ -189,6 +191,11 @@ class Whatif(Strict):
     )
     sensitivity: bool = Field(
         False, description="whether to run the best points with one thing changed at a time too"
+    )
+    leave_out_early: bool = Field(
+        True,
+        description="where a rate is searched: whether, of 8 ways of running or more, those end after few"
+        " runs that fail for sure where another one holds",
     )
     cost_per_hour: dict[str, Annotated[float, Field(ge=0.0, le=1e9)]] = Field(
         {}, description="what one device of each kind costs an hour, in any currency"
