@@ -53,8 +53,8 @@ class Shaded:
     def value(self, better: float) -> float:
         """Returns the value that is better than the neutral one by so many factors of two."""
         if self.lacks:
-            return 1.0 - (1.0 - self.neutral) * 2.0**-better
-        return self.neutral * 2.0 ** (-better if self.at_most else better)
+            return 1.0 - (1.0 - self.neutral) * math.pow(2.0, -better)
+        return self.neutral * math.pow(2.0, -better if self.at_most else better)
 
 
 def of_limit(limited: Limited) -> Shaded:
@@ -127,8 +127,8 @@ TICKS = ("tickvals", "ticktext")
 def _hover(row: Row, whole: Laid, shaded: Shaded, limited: Sequence[Limited]) -> str:
     axes = [axis for axis in (whole.across, whole.rows) if axis]
     value = row[shaded.column]
-    own = "" if shaded.column in {each.limit.metric for each in limited} or not known(value) else value
-    said = own and in_figure(f"{shaded.scale.name} {shaded.scale.text(own)}")
+    told = shaded.column in {each.limit.metric for each in limited} or not known(value)
+    said = "" if told else in_figure(f"{shaded.scale.name} {shaded.scale.text(value)}")
     number = row["point"]
     run = f"python -m simcore run . --point {round(number)}" if known(number) else ""
     return common.by_text(point_hover(row, axes, limited), said, run)

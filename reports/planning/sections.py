@@ -11,6 +11,7 @@ from functools import cached_property
 import plotly.graph_objects as go
 
 from simcore.reports.common import sections as common
+from simcore.reports.common.figures import Scale
 from simcore.reports.common.sections import Row
 from simcore.reports.page import Details, Opening, Plot, Section, Table, Tile
 from simcore.reports.planning import figures, leads, maps
@@ -309,7 +310,7 @@ def _maps(of: Shown) -> list[Section]:
 
 def _objective_shades(of: Shown, whole: Laid, axis: Axis) -> maps.Shaded | None:
     timed = axis.column.endswith("_s") and axis is not RATE
-    scale = scale_of(axis.column, of.plan.points[axis.column].max()) if timed else figures.Scale(axis.title)
+    scale = scale_of(axis.column, of.plan.points[axis.column].max()) if timed else Scale(axis.title)
     return maps.of_objective(axis, scale, whole, at_most=axis is not RATE)
 
 

@@ -206,7 +206,8 @@ def _fewest(asked: Asked, benches: Benches, runner: Runner) -> Found:
 
     def search(one: Alternative) -> Any:
         ranks = one.point.case.axes.ranks
-        least, most = asked.whatif.between or (1, MOST_DEVICES if on_devices else MOST_VALUES)
+        ends = asked.whatif.between or (1, MOST_DEVICES if on_devices else MOST_VALUES)
+        least, most = map(int, ends)
         first = max(ceil(least / ranks), fewest_servers(one.point))
         between = (first, most // ranks) if on_devices else (least, most)
 

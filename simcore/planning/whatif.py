@@ -293,7 +293,7 @@ def _sampled(whatif: Whatif, seed: int) -> Iterator[tuple[Any, ...]]:
     from scipy.stats import qmc  # noqa: PLC0415
 
     assert whatif.points is not None
-    fields = list(whatif.vary.values())
+    fields = [values for values in whatif.vary.values() if not isinstance(values, list)]
     for row in qmc.LatinHypercube(len(fields), seed=seed).random(whatif.points) if fields else [()]:
         yield tuple(values.at(float(share)) for values, share in zip(fields, row, strict=True))
 
