@@ -50,12 +50,14 @@ class Plot:
 @dataclass(frozen=True)
 class Table:
     """Rows of text. `align` has a letter for each column, l or r; columns beyond its end are l. If `wraps`,
-    text breaks into lines in every column except the first, so that all columns stay visible."""
+    text breaks into lines in every column except the first, so that all columns stay visible. `ids`: of
+    the rows, for links to them; none or one for each."""
 
     head: Sequence[str]
     rows: Sequence[Sequence[str]]
     align: str = ""
     wraps: bool = False
+    ids: Sequence[str] = ()
 
     def side(self, column: int) -> str:
         """Returns the CSS class of a column."""
@@ -84,7 +86,8 @@ class Details:
 
 @dataclass(frozen=True)
 class Section:
-    """A heading, a sentence that tells the reader what to look for, and the contents below it."""
+    """A heading, a sentence that tells the reader what to look for, and the contents below it. `wide`: each
+    plot takes the whole width."""
 
     key: str
     heading: str
@@ -95,6 +98,7 @@ class Section:
     notes: Sequence[str] = ()
     details: Sequence[Details] = ()
     short: str = ""
+    wide: bool = False
 
 
 @dataclass(frozen=True)

@@ -417,12 +417,23 @@ def export(
 def schema(
     device: Annotated[bool, typer.Option("--device", help="of device files")] = False,
     profile: Annotated[bool, typer.Option("--profile", help="of a profile's profile.yaml")] = False,
+    plan: Annotated[bool, typer.Option("--plan", help="of plans (what-if files)")] = False,
 ) -> None:
     """Print the JSON schema of scenario files, for editors; or of another kind of file."""
-    if device and profile:
-        raise InputError("--device, --profile: one of them at a time")
-    found = device_schema() if device else profile_schema() if profile else json_schema()
+    if device + profile + plan > 1:
+        raise InputError("--device, --profile, --plan: one of them at a time")
+    if plan:
+        found = _plan_schema()
+    else:
+        found = device_schema() if device else profile_schema() if profile else json_schema()
     typer.echo(json.dumps(found, indent=1))
+
+
+def _plan_schema() -> dict[str, Any]:
+    # Plans are imported where they are needed: they would double the time of `--help`.
+    from simcore.planning.schema import plan_schema  # noqa: PLC0415
+
+    return plan_schema()
 
 
 @app.command()
@@ -457,7 +468,8 @@ def init(
     target = Path(f"{name.rpartition('/')[2]}.yaml")
     if target.exists():
         raise InputError(f"{target}: is there already, and stays as it is")
-    write_text(Path(shipped.SCHEMA), json.dumps(json_schema(), indent=1) + "\n")
+    found = _plan_schema() if shipped.is_plan(text) else json_schema()
+    write_text(Path(shipped.schema_of(text)), json.dumps(found, indent=1) + "\n")
     write_text(target, text)
     typer.echo(f"{target}: python -m simcore {target}")
 

@@ -4,7 +4,7 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from itertools import product
+from itertools import combinations, product
 from pathlib import Path
 from typing import Any
 
@@ -377,7 +377,11 @@ def test_schemas_for_editors(capsys: pytest.CaptureFixture[str]) -> None:
     assert found["$defs"]["Link"]["required"] == ["bytes_per_s"]
     assert call("schema", "--profile") == 0
     assert "points" not in json.loads(capsys.readouterr().out)["properties"]
-    assert call("schema", "--profile", "--device") == 2
+    assert call("schema", "--plan") == 0
+    assert json.loads(capsys.readouterr().out)["required"] == ["base"]
+    for one, other in combinations(("--profile", "--device", "--plan"), 2):
+        assert call("schema", one, other) == 2
+        assert "one of them at a time" in capsys.readouterr().err
 
 
 def test_what_a_device_file_leaves_out_is_as_on_an_h200(card: DeviceSpec) -> None:

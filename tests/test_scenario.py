@@ -11,6 +11,7 @@ import yaml
 from simcore.devices.fitted import profile_schema
 from simcore.devices.spec import json_schema as device_schema
 from simcore.input.files import InputError
+from simcore.planning.schema import plan_schema
 from simcore.planning.whatif import load_plan
 from simcore.scenario import json_schema, load_scenario, parse_scenario, resolved
 from simcore.studies.decode.scenario import variants
@@ -202,7 +203,8 @@ def properties(schema: Any) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 @pytest.mark.parametrize(
-    ("schema", "least"), [(json_schema(), 250), (device_schema(), 40), (profile_schema(), 20)]
+    ("schema", "least"),
+    [(json_schema(), 250), (device_schema(), 40), (profile_schema(), 20), (plan_schema(), 300)],
 )
 def test_every_property_of_a_schema_has_a_description_of_a_line(schema: dict[str, Any], least: int) -> None:
     described = [(name, about.get("description", "")) for name, about in properties(schema)]

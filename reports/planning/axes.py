@@ -81,8 +81,9 @@ class Laid:
         return replace(self, points=self.points[chosen])
 
 
-def laid(plan: Planned) -> Laid | None:
-    """Lays out the points by the columns that vary; None if no number places them."""
+def laid(plan: Planned, *, longest: bool = False) -> Laid | None:
+    """Lays out the points by the columns that vary; None if no number places them. `longest`: the
+    second axis is the number with the most values, not the next one."""
     searched = SEARCHED.get(plan.question, RATE)
     numbers, texts = _apart(plan.points, [searched, *varied_axes(plan)])
     first = [axis for axis in (*numbers[:1], searched, RATE, DEVICES) if _known(plan.points, axis)]
@@ -90,6 +91,8 @@ def laid(plan: Planned) -> Laid | None:
         return None
     across = first[0]
     others = [axis for axis in numbers if axis.column != across.column and _known(plan.points, axis)]
+    if longest:
+        others.sort(key=lambda axis: -plan.points[axis.column].nunique())
     rows, told = (others[0] if others else None), others[1:]
     placed = [axis.column for axis in (across, rows) if axis]
     points = plan.points[plan.points[placed].notna().all(axis=1)].reset_index(drop=True)

@@ -25,6 +25,8 @@ SAYS: Mapping[str, str] = {"holds": "holds", "unsure": "not sure", "fails": "fai
 SYMBOLS: Mapping[str, str] = {"holds": "circle", "unsure": "diamond", "fails": "square-open"}
 LINE_SYMBOLS = ("circle", "square", "diamond")
 DASHES = (None, "dot", "dashdot")
+# What the id of a point's row in the table begins with: a click on a mark leads there.
+POINT = "point-"
 
 
 @dataclass(frozen=True)
@@ -95,9 +97,9 @@ def verdicts(of: Laid, limited: Sequence[Limited]) -> go.Figure:
             continue
         colour = style.VERDICT[verdict][0]
         hover = [point_hover(row, axes, limited) for row in own.to_dict("records")]
-        look = {"size": SIZE, "symbol": symbol}
+        look: Layout = {"marker": {"size": SIZE, "symbol": symbol}, "customdata": own["point"].tolist()}
         y = own[PLACE].map(rows)
-        figure.add_trace(common.marks(own[of.across.column], y, SAYS[verdict], colour, hover, marker=look))
+        figure.add_trace(common.marks(own[of.across.column], y, SAYS[verdict], colour, hover, **look))
     best = of.points[of.points["best"] == 1.0]
     if len(best):
         at = {"x": best[of.across.column].tolist(), "y": best[PLACE].map(rows).tolist()}
@@ -105,7 +107,7 @@ def verdicts(of: Laid, limited: Sequence[Limited]) -> go.Figure:
         figure.add_scatter(**at, mode="markers", marker=ring, name="the answer", hoverinfo="skip")
     x_axis, narrow = across_axis(of.across, of.points[of.across.column].tolist())
     names = [common.in_two_lines(place) for place in rows]
-    meta = {"toggles": True, "narrow": narrow}
+    meta = {"toggles": True, "links": POINT, "narrow": narrow}
     return common.in_rows(figure, len(rows), xaxis=x_axis, yaxis=common.rows_axis(names), meta=meta)
 
 

@@ -11,15 +11,17 @@ from functools import cached_property
 import plotly.graph_objects as go
 
 from simcore.reports.common import sections as common
+from simcore.reports.common.figures import Scale
 from simcore.reports.common.sections import Row
 from simcore.reports.page import Details, Opening, Plot, Section, Table, Tile
-from simcore.reports.planning import figures, leads
+from simcore.reports.planning import figures, leads, maps
 from simcore.reports.planning.axes import (
     COST,
     DEVICES,
     ENERGY,
     LOAD,
     RATE,
+    WAY,
     Axis,
     Laid,
     field_name,
@@ -41,7 +43,7 @@ ABOUT: Mapping[str, str] = {
     "grid": "plan: every point of a grid",
     "break_even": "plan: where the lead passes",
 }
-MOST_ROWS, MOST_LINES, MOST_TILES = 24, 8, 4
+MOST_ROWS, MOST_LINES, MOST_TILES, MOST_MAPS = 24, 8, 4, 24
 PER_MILLION = "cost_per_million_output_tokens"
 AGAIN = "The same plan, seed and device profile give the same answer to the byte."
 
@@ -117,7 +119,7 @@ def sections(plan: Planned) -> list[Section]:
     if plan.question == leads.QUESTION:
         return [*leads.leads(plan), *_asked(plan)]
     return [
-        *(*_holds(of), *_against(of), *_trade_off(of), *sensitivity(plan)),
+        *(*_holds(of), *_maps(of), *_against(of), *_trade_off(of), *sensitivity(plan)),
         *(*_how_to_run(plan), *_points(of), *_prices(plan), *_asked(plan)),
     ]
 
@@ -278,6 +280,40 @@ def _limit_plot(whole: Laid, limited: Limited) -> Plot:
     return common.plot(key, f"{title} against {whole.across.title}", [dimension], draw, title)
 
 
+def _maps(of: Shown) -> list[Section]:
+    """Shows each limited metric and each objective over two numbers, where the points fill a grid of them."""
+    whole = laid(of.plan, longest=True)
+    if whole is None or not maps.is_grid(whole):
+        return []
+    shades = [maps.of_limit(each) for each in of.limited]
+    drawn = {shaded.column for shaded in shades}
+    others = [axis for axis in of.objectives if axis.column not in drawn]
+    shades += [shaded for axis in others if (shaded := _objective_shades(of, whole, axis)) is not None]
+    if not shades:
+        return []
+    ways = whole.ways
+    options = [(way, whole.only(whole.points[WAY] == way)) for way in ways[:MOST_MAPS]]
+    dimension = common.opening_on("way of running", options, _answers(options))
+    plots = []
+    for shaded in shades:
+
+        def draw(shown: Laid, shaded: maps.Shaded = shaded) -> go.Figure:
+            return maps.heat_map(whole, shown, shaded, of.limited)
+
+        title, key = shaded.scale.title, f"map-{shaded.column.replace('.', '_')}"
+        plots.append(common.plot(key, f"map of {title}", [dimension], draw, title))
+    left = f"Of {len(ways):,} ways of running the {MOST_MAPS} are drawn that answer or hold most often."
+    notes = [left] if len(ways) > MOST_MAPS else []
+    words = {"across": whole.across.title, "rows": whole.rows.title if whole.rows else ""}
+    return [common.section("plan", "maps", words, plots=plots, notes=notes, wide=maps.is_wide(whole))]
+
+
+def _objective_shades(of: Shown, whole: Laid, axis: Axis) -> maps.Shaded | None:
+    timed = axis.column.endswith("_s") and axis is not RATE
+    scale = scale_of(axis.column, of.plan.points[axis.column].max()) if timed else Scale(axis.title)
+    return maps.of_objective(axis, scale, whole, at_most=axis is not RATE)
+
+
 def _trade_off(of: Shown) -> list[Section]:
     whole, pairs = of.laid, list(itertools.combinations(of.objectives, 2))
     held = of.plan.points["verdict"] == "holds"
@@ -323,6 +359,9 @@ def _points(of: Shown) -> list[Section]:
         ("why", "l", common.field("why")),
     ]
     table = common.without_empty_columns(common.tabled(rows, *columns))
+    numbers = [row["point"] for row in rows]
+    if all(known(number) for number in numbers):
+        table = replace(table, ids=[f"{figures.POINT}{round(number)}" for number in numbers])
     best = int((of.plan.points["best"] == 1.0).sum())
     first = f", {'that' if best == 1 else 'those'} of the answer first" if best else ""
     summary = f"{counted(len(rows), 'point')}{first}"

@@ -116,7 +116,20 @@
     if (narrow && !(meta.narrow || {}).margin) layout.margin = { l: 44, r: 8, t: 8, b: 44, ...layout.margin };
     layout.autosize = true;
     const config = { responsive: true, displayModeBar: false, doubleClick: "reset" };
-    Plotly.react(document.getElementById("plot-" + name), figure.data, layout, config);
+    const canvas = document.getElementById("plot-" + name);
+    Plotly.react(canvas, figure.data, layout, config);
+    canvas.classList.toggle("linked", Boolean(meta.links));
+    canvas.removeAllListeners("plotly_click");
+    if (meta.links) canvas.on("plotly_click", (event) => follow(meta.links + event.points[0].customdata));
+  }
+
+  // Goes to a row of a table, which may be closed.
+  function follow(id) {
+    const row = document.getElementById(id);
+    if (!row) return;
+    row.closest("details").open = true;
+    location.hash = id;
+    row.scrollIntoView({ block: "center" });
   }
 
   function drawAll() {

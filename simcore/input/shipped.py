@@ -10,7 +10,7 @@ from simcore.input.files import InputError, nearest, plain
 
 SCENARIOS = (Path(__file__).resolve().parents[1] / "scenarios").resolve()
 ENDING = ".yaml"
-SCHEMA = "simcore.schema.json"
+SCHEMA, PLAN_SCHEMA = "simcore.schema.json", "simcore.plan.schema.json"
 # Until a full stop, except that of "et al.", or a question mark.
 FIRST_SENTENCE = re.compile(r".*?(?:(?<!al)\.|\?)\s|.*")
 
@@ -54,12 +54,20 @@ def first_sentence(text: str | None) -> str:
 
 
 def copied(name: str) -> str:
-    """A scenario's text as a start for one's own, with a line (except in a plan) by which editors find the
-    schema and can complete and check the file. Raises InputError if there is no such scenario."""
+    """A scenario's or a plan's text as a start for one's own, with a line by which editors find the schema
+    and can complete and check the file. Raises InputError if there is no such scenario."""
     path = path_of(name)
     if path is None:
         raise InputError(f"{plain(name)}: no such scenario{nearest(name, names())}")
     text = path.read_text(encoding="utf-8")
-    # The schema is that of scenarios, not of plans.
-    is_plan = re.search(r"^base:", text, re.MULTILINE) is not None
-    return text if is_plan else f"# yaml-language-server: $schema={SCHEMA}\n{text}"
+    return f"# yaml-language-server: $schema={schema_of(text)}\n{text}"
+
+
+def schema_of(text: str) -> str:
+    """The name of the schema beside a copy of a scenario or a plan."""
+    return PLAN_SCHEMA if is_plan(text) else SCHEMA
+
+
+def is_plan(text: str) -> bool:
+    """Whether a file's text is that of a plan, not of a scenario."""
+    return re.search(r"^base:", text, re.MULTILINE) is not None

@@ -174,7 +174,7 @@ def run(
             *unmeasured(shares, device),
             *extrapolated(shares),
         ],
-        notes=left,
+        notes=[*left, *found.left_out_early],
         simulated=runner.simulated,
         known=runner.known,
         requests=runner.requests,

@@ -10,6 +10,7 @@ grid       every point, judged
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from math import ceil
 from statistics import fmean
 from typing import Any
@@ -28,6 +29,7 @@ from simcore.planning.alternatives import (
 )
 from simcore.planning.limits import LATENCY
 from simcore.planning.points import Benches, Point
+from simcore.planning.race import MANY, Raced, race, runs_of
 from simcore.planning.runs import Ask, Runner
 from simcore.planning.searches import (
     MOST_TIMES,
@@ -49,6 +51,8 @@ MOST_DEVICES, MOST_VALUES = 1024, 65_536
 TOLERANCE = 0.01
 RATES = (1e-6, 1e6)
 DEVICES = "devices"
+# Ways that are left out early and told one by one.
+MOST_EARLY = 3
 # The metric by which question strategy compares in pairs, and after how many looks.
 PAIRED, PAIRED_LOOKS = "e2e_mean_s", 2
 
@@ -99,7 +103,8 @@ class Found:
     """All that a plan found. `groups`: the answers by load; `winners`: the best of each group (of a grid: all
     of the Pareto front). By the number of the group: the verdicts on its winner with all op times at the slow
     end of their intervals, and on the point beyond with all at the fast end. `pairs`: of question strategy,
-    the winner against each other alternative at the scenario's load; `left_out`: what cannot be."""
+    the winner against each other alternative at the scenario's load; `left_out_early`: which ways were not
+    searched in full, in words; `left_out`: what cannot be."""
 
     tried: list[Tried] = field(default_factory=list)
     groups: list[list[Answered]] = field(default_factory=list)
@@ -107,6 +112,7 @@ class Found:
     at_slow_prices: dict[int, Judged] = field(default_factory=dict)
     at_fast_prices: dict[int, Judged] = field(default_factory=dict)
     pairs: list[Pair] = field(default_factory=list)
+    left_out_early: list[str] = field(default_factory=list)
     left_out: dict[str, int] = field(default_factory=dict)
 
     @property
@@ -200,7 +206,8 @@ def _fewest(asked: Asked, benches: Benches, runner: Runner) -> Found:
 
     def search(one: Alternative) -> Any:
         ranks = one.point.case.axes.ranks
-        least, most = asked.whatif.between or (1, MOST_DEVICES if on_devices else MOST_VALUES)
+        ends = asked.whatif.between or (1, MOST_DEVICES if on_devices else MOST_VALUES)
+        least, most = map(int, ends)
         first = max(ceil(least / ranks), fewest_servers(one.point))
         between = (first, most // ranks) if on_devices else (least, most)
 
@@ -309,19 +316,27 @@ def _highest(asked: Asked, benches: Benches, runner: Runner) -> Found:
             most_times=MOST_TIMES if has_more(one.point.scenario.workload) else 1,
         )
 
-    results: list[Highest] = drive(
-        [search(one, begin) for one, begin in zip(every, begins, strict=True)], runner
-    )
+    # Rates are searched, so that alternatives which differ in nothing else of the load belong together.
+    groups = _grouped(repr(at_load(one.point.scenario.workload, 1.0)) for one in every)
+    out = _raced(asked, benches, every, begins, groups, runner)
+    still = [i for i in range(len(every)) if i not in out]
+    searched: list[Highest] = drive([search(every[i], begins[i]) for i in still], runner)
+    results = out | dict(zip(still, searched, strict=True))
     found = Found(left_out=known.left_out)
+    if out:
+        found.left_out_early = _left_out_early(every, results, list(out), still)
     answers: list[Answered] = []
-    for one, result in zip(every, results, strict=True):
+    for i, one in enumerate(every):
+        result = results[i]
         tried = _in_order(asked, one, result.judged)
         found.tried += tried.values()
+        if i in out:
+            answers.append(Answered(one, None, tried[result.fails]))
+            continue
         good = None if result.holds is None else tried[result.holds]
         above = [value for value in tried if result.holds is None or value > result.holds]
         answers.append(Answered(one, good, tried[min(above)] if above else None, result.likely))
-    # Rates are searched, so that alternatives which differ in nothing else of the load belong together.
-    for places in _grouped(repr(at_load(one.point.scenario.workload, 1.0)) for one in every):
+    for places in groups:
         group = [answers[i] for i in places]
         holding = [one.best for one in group if one.best is not None]
         winner = max(holding, key=lambda one: one.value or 0.0, default=None)
@@ -336,6 +351,61 @@ def _highest(asked: Asked, benches: Benches, runner: Runner) -> Found:
             found.pairs += _pairs(asked, benches, winner, there, runner)
     _at_ends(asked, found, runner)
     return found
+
+
+def _raced(
+    asked: Asked,
+    benches: Benches,
+    every: Sequence[Alternative],
+    begins: Sequence[float],
+    groups: Sequence[Sequence[int]],
+    runner: Runner,
+) -> dict[int, Highest]:
+    """Returns which of many alternatives end early, each with what was tried of it."""
+    many = [places for places in groups if len(places) >= MANY and len({begins[i] for i in places}) == 1]
+    if not asked.whatif.leave_out_early or not many:
+        return {}
+
+    def contest(places: Sequence[int]) -> Any:
+        return race(
+            [partial(with_load, benches, every[i]) for i in places],
+            begins[places[0]],
+            asked.limits,
+            asked.rule,
+            between=RATES,
+            most_times=MOST_TIMES if has_more(every[places[0]].point.scenario.workload) else 1,
+        )
+
+    raced: list[Raced] = drive([contest(places) for places in many], runner)
+    return {
+        places[i]: Highest(None, out.value, one.judged[i])
+        for places, one in zip(many, raced, strict=True)
+        for i, out in one.out.items()
+    }
+
+
+def _left_out_early(
+    every: Sequence[Alternative], results: Mapping[int, Highest], out: Sequence[int], still: Sequence[int]
+) -> list[str]:
+    """Returns how many alternatives were left out early, what that spared, and why some were."""
+    taken, full = (sum(runs_of(results[i].judged) for i in places) for places in (out, still))
+    spared = max(0, round(full / len(still)) * len(out) - taken)
+    told = [
+        f"left out early: {len(out):,} of {len(every):,} ways of running, which fail for sure at a rate at"
+        f" which another one holds; that took {taken:,} runs, about {spared:,} fewer than full searches"
+    ]
+    for i in out[:MOST_EARLY]:
+        value = results[i].fails
+        assert value is not None
+        judged = results[i].judged[value]
+        axes = judged.point.case.axes
+        rate = "" if axes.rate_per_s is None else f" at {axes.rate_per_s:.4g} {axes.arriving}/s"
+        told.append(f"left out early: {axes.label}, {_number_of(axes.devices)}{rate}: {judged.why}")
+    return told
+
+
+def _number_of(devices: int) -> str:
+    return f"{devices:,} device{'s' if devices > 1 else ''}"
 
 
 def _pairs(

@@ -542,6 +542,19 @@ def _surely_failing(tried: Mapping[float, Judged]) -> float | None:
 
 def drive(searches: Sequence[Search[Any]], run: Callable[[Sequence[Ask]], Sequence[Ran]]) -> list[Any]:
     """Runs searches side by side, and returns their results in their order."""
+    every, found = together(searches), None
+    try:
+        while True:
+            asks = next(every) if found is None else every.send(found)
+            found = run(asks)
+    except StopIteration as ended:
+        results: list[Any] = ended.value
+        return results
+
+
+def together(searches: Sequence[Search[Any]]) -> Search[list[Any]]:
+    """Makes one search of several: what all want at a time is one batch. Returns their results in their
+    order."""
     results: list[Any] = [None] * len(searches)
     wants: dict[int, Sequence[Ask]] = {}
 
@@ -556,7 +569,7 @@ def drive(searches: Sequence[Search[Any]], run: Callable[[Sequence[Ask]], Sequen
         go_on(i, None)
     while wants:
         batch = list(wants.items())
-        found = run([ask for _, asks in batch for ask in asks])
+        found = yield [ask for _, asks in batch for ask in asks]
         place = 0
         for i, asks in batch:
             go_on(i, found[place : place + len(asks)])

@@ -61,7 +61,7 @@ def _positive(value: list[Any]) -> list[Any]:
     return value
 
 
-Ends = Annotated[list[Any], BeforeValidator(_ends)]
+Ends = Annotated[list[int | float], Field(min_length=2, max_length=2), BeforeValidator(_ends)]
 
 
 class Linear(Strict):
@@ -127,7 +127,8 @@ def _values(value: Any) -> Any:
     raise ValueError(f"is {shown(value)}; {NEEDED}")
 
 
-Values = Annotated[Any, BeforeValidator(_values)]
+Listed = Annotated[list[Any], Field(min_length=1)]
+Values = Annotated[Listed | Linear | Logarithmic, BeforeValidator(_values)]
 
 
 def _objectives(value: Any) -> Any:
@@ -209,7 +210,9 @@ class Whatif(Strict):
         {}, description="limits of metrics by name, such as ttft_p99_s: 0.5; by default the SLO at p99"
     )
     slo: str | None = Field(None, description="limits by name (`simcore slos`), in place of constraints")
-    objective: Annotated[list[Objective] | Objective, BeforeValidator(_objectives)] = Field(
+    objective: Annotated[
+        Annotated[list[Objective], Field(min_length=1)] | Objective, BeforeValidator(_objectives)
+    ] = Field(
         "fewest_devices",
         description="of a grid: what is best of the points that hold; several: Pareto front",
     )
@@ -219,6 +222,11 @@ class Whatif(Strict):
     )
     sensitivity: bool = Field(
         False, description="whether to run the best points with one thing changed at a time too"
+    )
+    leave_out_early: bool = Field(
+        True,
+        description="where a rate is searched: whether, of 8 ways of running or more, those end after few"
+        " runs that fail for sure where another one holds",
     )
     cost_per_hour: dict[str, Annotated[float, Field(ge=0.0, le=1e9)]] = Field(
         {}, description="what one device of each kind costs an hour, in any currency"
@@ -389,7 +397,7 @@ def _sampled(whatif: Whatif, seed: int) -> Iterator[tuple[Any, ...]]:
     from scipy.stats import qmc  # noqa: PLC0415
 
     assert whatif.points is not None
-    fields = list(whatif.vary.values())
+    fields = [values for values in whatif.vary.values() if not isinstance(values, list)]
     for row in qmc.LatinHypercube(len(fields), seed=seed).random(whatif.points) if fields else [()]:
         yield tuple(values.at(float(share)) for values, share in zip(fields, row, strict=True))
 
