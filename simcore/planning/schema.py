@@ -11,7 +11,7 @@ from simcore.planning.whatif import Whatif
 from simcore.scenario import json_schema
 from simcore.studies.columns import TENANT, metric
 
-NUMBER = {"type": "number"}
+NUMBER, NAME = {"type": "number"}, {"type": "string", "minLength": 1}
 
 
 def plan_schema() -> dict[str, Any]:
@@ -19,11 +19,16 @@ def plan_schema() -> dict[str, Any]:
     can have them."""
     schema = TypeAdapter(Whatif).json_schema()
     scenario = _partial(json_schema())
-    base = {"anyOf": [{"type": "string", "minLength": 1}, scenario]}
+    base = {"anyOf": [NAME, scenario]}
     schema["$defs"] = {**scenario.pop("$defs"), **schema["$defs"], "PlanBase": base}
     fields, ref = schema["properties"], {"$ref": "#/$defs/PlanBase"}
     fields["base"]["anyOf"] = [ref]
-    fields["bases"]["additionalProperties"] = ref
+    # Both are by names, which their patterns say.
+    for pattern in fields["bases"]["patternProperties"]:
+        fields["bases"]["patternProperties"][pattern] = ref
+    paths = schema["$defs"]["PlanPaths"] = {"anyOf": [NAME, {"type": "array", "items": NAME, "minItems": 1}]}
+    for of_base in fields["fields"]["patternProperties"].values():
+        of_base["additionalProperties"] = paths
     schema["anyOf"] = [{"required": ["base"]}, {"required": ["bases"]}]
     fields["constraints"] |= {
         "properties": {
