@@ -186,7 +186,7 @@ def _fleet(
                 partial(_strategies, where=where, group=group, memory_bytes=bench.hardware.memory_bytes),
             )
         )
-    scenario = pinned(scenario)
+    scenario = pinned(scenario).model_copy(update={"fleets": [list(groups)]})
     first = found[0].bench
     whole = serving.Bench(scenario, first.config, first.hardware, tuple(found))
     for one in found:
