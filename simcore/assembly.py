@@ -48,7 +48,7 @@ from simcore.studies.operators.scenario import (
 from simcore.studies.published import Published, read_figures
 from simcore.studies.serving.engines.presets import pinned, with_engines
 from simcore.studies.serving.published import ServingPublished
-from simcore.studies.serving.scenario import Fleet, ServerGroup, ServingScenario, SharedMemory
+from simcore.studies.serving.scenario import Groups, ServerGroup, ServingScenario, SharedMemory
 from simcore.studies.serving.strategies import ServingStrategy
 from simcore.studies.several_devices import OnDevice, SeveralDevices, common_lines
 from simcore.studies.tiling.scenario import TilingScenario
@@ -159,7 +159,7 @@ def _fleets(scenario: ServingScenario, where: str, place: Place) -> Parts:
 def _fleet(
     scenario: ServingScenario,
     where: str,
-    groups: Fleet,
+    groups: Groups,
     place: Place,
     known: dict[str, tuple[Parts, serving.Bench]],
 ) -> Parts:

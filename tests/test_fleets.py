@@ -24,8 +24,11 @@ from simcore.machine.laws import digest
 from simcore.machine.machine import LawError, Machine, MismatchError, Overheads, Program
 from simcore.machine.trace import Trace
 from simcore.ops.op import Floor, Graph, Op, Price
+from simcore.planning import remote_runs
 from simcore.planning.plan import Plan
 from simcore.planning.plan import run as answered
+from simcore.planning.points import Benches
+from simcore.planning.runs import Ask, settle, simulated
 from simcore.planning.whatif import load_plan
 from simcore.scenario import parse_scenario, resolved
 from simcore.sim.contention import alone
@@ -36,6 +39,7 @@ from simcore.studies.serving import laws as serving_laws
 from simcore.studies.serving import offer
 from simcore.studies.serving.replica import figures_of
 from simcore.studies.serving.runner import Bench, Case, Result
+from simcore.studies.serving.scenario import ServingScenario
 from simcore.studies.serving.study import cases, refusal
 from simcore.studies.serving.window import whole_run
 from simcore.studies.several_devices import SeveralDevices
@@ -369,10 +373,10 @@ def test_the_law_of_turns_goes_by_the_server() -> None:
 
 
 def test_a_server_that_is_too_small_refuses_the_case() -> None:
-    table = bench(fleet(h200(), h100(), model="llama-3.1-70b"))
+    table = bench(fleet(h200(), {"device": "a6000"}, model="qwen3-32b"))
     (reason,) = [refusal(table, case) for case in cases(table)]
-    print(reason)
-    assert reason is not None
+    why = "weights and activations do not fit into the memory of a6000"
+    assert reason == f"continuous batching, 2,048 tokens a step, 1 a6000: {why}"
 
 
 # -- a study of fleets -------------------------------------------------------------------------------------
@@ -500,6 +504,19 @@ def test_a_rate_is_searched_on_a_fleet(tmp_path: Path, monkeypatch: pytest.Monke
     plan = planned(tmp_path, base, question="rate")
     assert plan.answer.startswith("1 h200-sxm + 1 h100-sxm (continuous batching")
     assert plan.gains
+
+
+def test_a_worker_elsewhere_makes_the_same_run() -> None:
+    given = fleet(h200(), h100(2, ranks=2), h200(strategy={"max_sequences": 2}), workload=SMALL)
+    scenario = parse_scenario(given, "x")
+    assert isinstance(scenario, ServingScenario)
+    (point,) = Benches("x", 1).points(scenario)
+    for end in ("value", "high"):
+        ask = Ask(point, 3, end)  # type: ignore[arg-type]
+        settle(ask)
+        gave = remote_runs.make(remote_runs.common(point), remote_runs.piece("a", ask))
+        assert (gave.ran, gave.refused) == (simulated(ask), "")
+        point.bench.take_over(remote_runs.from_plain(gave.prices))
 
 
 @pytest.mark.parametrize(

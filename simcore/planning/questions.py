@@ -268,9 +268,8 @@ def _check_prices(asked: Asked, every: Sequence[Alternative]) -> None:
                 f"{asked.where}: autoscaling: costs are of devices that run all the time; leave it out"
             )
         if price_of(asked, alternative.point) is None:
-            known = asked.whatif.cost_per_hour
-            bases = (of.base for of in alternative.point.devices if not {of.name, of.base} & known.keys())
-            missing = next(bases)
+            priced = asked.whatif.cost_per_hour.keys()
+            missing = next(of.base for of in alternative.point.devices if not {of.name, of.base} & priced)
             needed = "what one costs an hour, in any currency; a plan with `base:` has this field"
             raise InputError(f"{asked.where}: cost_per_hour.{missing}: is missing; {needed}")
 

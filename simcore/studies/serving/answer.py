@@ -326,7 +326,7 @@ def notes(bench: Bench, found: Sequence[Found]) -> list[str]:
         several = len({*one.rooms}) > 1
         of = [f"{group.name}, " for group in bench.fleet] if several else [""]
         told += [f"{each}{name}: {room} a server" for each, room in zip(of, one.rooms, strict=False)]
-    told += [_by_group(bench, one) for one in found if bench.fleet]
+    told += [_by_group(bench, one) for one in found if len(bench.fleet) > 1]
     for one in found:
         share = one.value("prefix_hit_share") if "prefix_hit_share" in one.replicas[0] else None
         if share is not None:
@@ -389,7 +389,7 @@ def _beyond_memory(bench: Bench, found: Sequence[Found]) -> list[str]:
     """Returns a warning if a scenario gives a server more KV blocks than the device's memory holds."""
     if bench.scenario.kv_blocks is None:
         return []
-    told = {}
+    told: dict[str, None] = {}
     for place, own in enumerate(bench.benches):
         needed = [
             (one.rooms[place].kv_tokens * model.kv_bytes_per_token + model.weight_bytes, part.axes.label)

@@ -128,8 +128,8 @@ class ServerGroup(Strict):
             yield from single_valued(self.model_copy(update={"device": device}))
 
 
-# Groups behind one router; every list in them has one value.
-Fleet = tuple[ServerGroup, ...]
+# The groups of a fleet, behind one router; every list in them has one value.
+Groups = tuple[ServerGroup, ...]
 
 
 class ServingScenario(Common):
@@ -211,7 +211,7 @@ class ServingScenario(Common):
         return {name: value for name, value in found.items() if name not in left_out}
 
     @property
-    def fleets_in_use(self) -> list[Fleet]:
+    def fleets_in_use(self) -> list[Groups]:
         """The fleets that it runs on, one after the other; empty if it runs on `device`."""
         return [one for groups in self.fleets for one in product(*(group.each() for group in groups))]
 
