@@ -7,7 +7,7 @@ import csv
 import hashlib
 import importlib.metadata
 import platform
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache, lru_cache, partial
 from math import inf
@@ -21,8 +21,9 @@ from simcore.devices.in_use import DeviceInUse, chosen_device, not_yet, with_pro
 from simcore.devices.price import STAYS, roofline
 from simcore.devices.profile import Profile
 from simcore.devices.spec import DeviceSpec, Link, check_return
-from simcore.input.fields import OneDevice
-from simcore.input.files import InputError, is_path, unknown_name
+from simcore.input.errors import parsed
+from simcore.input.fields import OneDevice, count
+from simcore.input.files import InputError, is_path, plain, unknown_name
 from simcore.machine import laws
 from simcore.machine.machine import Overheads
 from simcore.models.decoder import Dtypes, Style
@@ -47,7 +48,8 @@ from simcore.studies.operators.scenario import (
 from simcore.studies.published import Published, read_figures
 from simcore.studies.serving.engines.presets import pinned, with_engines
 from simcore.studies.serving.published import ServingPublished
-from simcore.studies.serving.scenario import ServingScenario, SharedMemory
+from simcore.studies.serving.scenario import Groups, ServerGroup, ServingScenario, SharedMemory
+from simcore.studies.serving.strategies import ServingStrategy
 from simcore.studies.several_devices import OnDevice, SeveralDevices, common_lines
 from simcore.studies.tiling.scenario import TilingScenario
 
@@ -109,15 +111,22 @@ SIMULATED = Place()
 
 def assemble(scenario: Scenario, where: str, place: Place = SIMULATED) -> Parts:
     """Resolves a scenario's names. Raises InputError or ModelError with one line."""
+    if isinstance(scenario, ServingScenario) and scenario.fleets:
+        return _fleets(scenario, where, place)
     every = scenario.devices_in_use
     if len(every) == 1:
         return _assembled(scenario, where, every[0], place)
     if place.start is not simulated:
         raise InputError(f"{where}: device: is several devices; --on {place.name} runs on one")
-    parts = [_assembled(scenario, where, one, place) for one in every]
+    return _several([_assembled(scenario, where, one, place) for one in every], scenario, f"{where}: device")
+
+
+def _several(parts: Sequence[Parts], scenario: Scenario, field: str) -> Parts:
+    """Puts the parts of several devices or fleets together. Raises InputError if one is given twice; `field`:
+    where they are given."""
     names = [own.described["device"]["title"] for own in parts]
     for name in (each for each in names if names.count(each) > 1):
-        raise InputError(f"{where}: device: {name} is given twice; each may be given once")
+        raise InputError(f"{field}: {name} is given twice; each may be given once")
     study = SeveralDevices(
         [
             OnDevice(name, own.described["basis"], own.described["origin"], own.study)
@@ -125,14 +134,158 @@ def assemble(scenario: Scenario, where: str, place: Place = SIMULATED) -> Parts:
         ]
     )
     warnings = common_lines([(name, own.warnings) for name, own in zip(names, parts, strict=True)])
+    devices: dict[str, Any] = {}
+    for name, own in zip(names, parts, strict=True):
+        devices |= own.described.get("devices", {name: own.described})
     described = {
         "device": {"name": ", ".join(names)},
-        "devices": {name: own.described for name, own in zip(names, parts, strict=True)},
+        "devices": devices,
         "formats": parts[0].described["formats"],
     }
     if isinstance(scenario, ServingScenario):
         scenario = pinned(scenario)
     return Parts(study, warnings, described, parts[0].price, scenario, parts[0].notes)
+
+
+def _fleets(scenario: ServingScenario, where: str, place: Place) -> Parts:
+    """Puts a scenario of fleets together. Raises InputError."""
+    if place.start is not simulated:
+        raise InputError(f"{where}: fleets: are simulated; --on {place.name} runs on one device")
+    known: dict[str, tuple[Parts, serving.Bench]] = {}
+    parts = [_fleet(scenario, where, groups, place, known) for groups in scenario.fleets_in_use]
+    return parts[0] if len(parts) == 1 else _several(parts, scenario, f"{where}: fleets")
+
+
+def _fleet(
+    scenario: ServingScenario,
+    where: str,
+    groups: Groups,
+    place: Place,
+    known: dict[str, tuple[Parts, serving.Bench]],
+) -> Parts:
+    """Puts a scenario together for one of its fleets. `known`: the parts of each device, with a bench whose
+    models and prices groups of one fleet share."""
+    every: list[Parts] = []
+    found: list[serving.Group] = []
+    shared: dict[str, serving.Bench] = {}
+    for group in groups:
+        alone = _of_group(scenario, group)
+        key = repr((group.one, alone.profile, alone.link))
+        if key not in known:
+            known[key] = _on_one(alone, where, group, place)
+        own, bench = known[key]
+        bench = shared.setdefault(key, replace(bench, models={}, prices={}, groups={}))
+        every.append(own)
+        found.append(
+            serving.Group(
+                _group_name(group, own.described["device"]["title"]),
+                group.one.base,
+                replace(bench, scenario=alone),
+                group.servers[0],
+                group.ranks[0],
+                partial(_strategies, where=where, group=group, memory_bytes=bench.hardware.memory_bytes),
+            )
+        )
+    scenario = pinned(scenario).model_copy(update={"fleets": [list(groups)]})
+    first = found[0].bench
+    whole = serving.Bench(scenario, first.config, first.hardware, tuple(found))
+    for one in found:
+        one.strategies(scenario)
+    titles = [
+        own.described["device"]["title"] + (f", {_prices_of(group)}" if _prices_of(group) else "")
+        for own, group in zip(every, groups, strict=True)
+    ]
+    described = {
+        "device": {"name": whole.name, "title": whole.name},
+        "devices": {title: own.described for title, own in zip(titles, every, strict=True)},
+        "link": None,
+        "basis": _listed_once(own.described["basis"] for own in every),
+        "origin": _listed_once(own.described["origin"] for own in every),
+        "formats": every[0].described["formats"],
+    }
+    study = DeviceStudy(serving, whole, whole.name, [], laws=every[0].study.laws)
+    warnings = common_lines([(title, own.warnings) for title, own in zip(titles, every, strict=True)])
+    return Parts(study, warnings, described, every[0].price, scenario, every[0].notes)
+
+
+def _listed_once(texts: Iterable[str]) -> str:
+    return " and ".join(dict.fromkeys(texts))
+
+
+def _of_group(scenario: ServingScenario, group: ServerGroup) -> ServingScenario:
+    """Returns the scenario of a group of servers by itself."""
+    own = {
+        "device": [group.device],
+        "fleets": [],
+        "devices": [group.devices],
+        "profile": group.profile or scenario.profile,
+        "link": group.link or scenario.link,
+    }
+    return scenario.model_copy(update=own)
+
+
+def _on_one(
+    scenario: ServingScenario, where: str, group: ServerGroup, place: Place
+) -> tuple[Parts, serving.Bench]:
+    """Puts a scenario together for the device of a group of servers; a fault there is one of the group."""
+    try:
+        parts = _assembled(scenario, where, group.one, place)
+    except InputError as error:
+        told = str(error)
+        for name in ("device", "profile", "link"):
+            begins = f"{where}: {name}: "
+            if told.startswith(begins) and (name == "device" or getattr(group, name) is not None):
+                told = told.replace(begins, f"{where}: fleets: {name}: ", 1)
+        raise InputError(told) from None
+    study: Any = parts.study
+    return parts, study.bench
+
+
+def _group_name(group: ServerGroup, device: str) -> str:
+    """Returns the name of a group of servers: their number, their device, and what tells them apart."""
+    told = [_prices_of(group), *(f"{name} {plain(value)}" for name, value in group.strategy.items())]
+    words = ", ".join(text for text in told if text)
+    ranks = f" TP{group.ranks[0]}" if group.ranks[0] > 1 else ""
+    return f"{group.servers[0]} {device}{ranks}{f' ({words})' if words else ''}"
+
+
+def _prices_of(group: ServerGroup) -> str:
+    """Returns the profile and the link that a group of servers has of its own, in words."""
+    own = {"profile": group.profile, "link": group.link}
+    return ", ".join(f"{name} {plain(value)}" for name, value in own.items() if value is not None)
+
+
+def _strategies(
+    scenario: ServingScenario, *, where: str, group: ServerGroup, memory_bytes: float
+) -> list[ServingStrategy]:
+    """Returns the strategies of a scenario as a group of servers runs them. Raises InputError."""
+    strategies = [
+        _of_servers(strategy, group, f"{where}: fleets: {group.one.base}: strategy")
+        for strategy in scenario.strategies
+    ]
+    try:
+        alone = scenario.model_copy(update={"strategies": strategies})
+        return list(with_engines(alone, group.one.base, memory_bytes).strategies)
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from None
+
+
+def _of_servers(strategy: ServingStrategy, group: ServerGroup, where: str) -> ServingStrategy:
+    """Returns a strategy with the fields that a group of servers has otherwise. Raises InputError."""
+    cls: Any = type(strategy)
+    given = {} if list(strategy.ranks) == group.ranks else {"ranks": list(group.ranks)}
+    for name in group.strategy:
+        if name in ("kind", "engine", "ranks") or name not in cls.model_fields:
+            allowed = [each for each in cls.model_fields if each not in ("kind", "engine", "ranks")]
+            raise InputError(f"{where}: {unknown_name('field', str(name), allowed)}")
+    if not given and not group.strategy:
+        return strategy
+    own: Any = strategy
+    fields = {**own.model_dump(exclude_unset=True), "kind": strategy.kind, **given, **group.strategy}
+    found: ServingStrategy = parsed(cls, fields, where)
+    if count(own) != count(cast(Any, found)):
+        raise InputError(f"{where}: makes other variants than strategies; one value of each field is needed")
+    return found
 
 
 def _assembled(scenario: Scenario, where: str, one: OneDevice, place: Place) -> Parts:

@@ -11,10 +11,10 @@ from simcore.workload.vllm_bench import write_bench
 
 # Columns that tell the cases of a run apart besides their label, and their options.
 OPTIONS = {"rate_per_s": "--rate", "devices": "--devices"}
-# Columns that are read; times and means are NaN if there is no value.
+# Columns that are read; ranks, times and means are NaN if there is no value.
 WORDS = ("label", "status")
-COUNTS = ("devices", "ranks", "requests", "prompt_tokens", "output_tokens")
-TIMES = ("rate_per_s", "prompt_mean", "output_mean", "arrival_s", "first_token_s", "finish_s")
+COUNTS = ("devices", "requests", "prompt_tokens", "output_tokens")
+TIMES = ("ranks", "rate_per_s", "prompt_mean", "output_mean", "arrival_s", "first_token_s", "finish_s")
 FINISHED = "finished"
 PLACE = ("devices", "ranks", "requests", "rate_per_s", "prompt_mean", "output_mean")
 

@@ -120,10 +120,23 @@ def _with_paths(document: dict[str, Any], folder: Path) -> dict[str, Any]:
         tenants = workload.get("tenants")
         if isinstance(tenants, list):
             found["workload"]["tenants"] = [_with_inner_paths(one, folder) for one in tenants]
+    fleets = document.get("fleets")
+    if isinstance(fleets, list):
+        found["fleets"] = [
+            [_group(one, folder) for one in fleet] if isinstance(fleet, list) else fleet for fleet in fleets
+        ]
     strategies = document.get("strategies")
     if isinstance(strategies, list):
         found["strategies"] = [_with_kind(strategy, (folder, Path())) for strategy in strategies]
     return {**document, **found}
+
+
+def _group(given: Any, folder: Path) -> Any:
+    """Returns a group of servers of a fleet with all its paths absolute."""
+    if not isinstance(given, dict):
+        return given
+    paths = {key: _found(given[key], folder, _PATHS[key]) for key in ("device", "profile") if key in given}
+    return {**given, **paths}
 
 
 def _with_inner_paths(given: Any, folder: Path) -> Any:

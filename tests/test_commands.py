@@ -332,7 +332,8 @@ def test_a_plan_ends_with_commands_and_bounds_the_energy_of_a_token(
 def judged(holds: bool, power_w: float | None) -> Any:
     hardware = SimpleNamespace(board_power_w=power_w)
     axes = SimpleNamespace(rate_per_s=10.0, output_tokens=100.0, arriving="requests", devices=4)
-    point = SimpleNamespace(bench=SimpleNamespace(hardware=hardware), case=SimpleNamespace(axes=axes))
+    devices = [SimpleNamespace(hardware=hardware, number=4)]
+    point = SimpleNamespace(devices=devices, case=SimpleNamespace(axes=axes))
     return SimpleNamespace(point=point, judged=SimpleNamespace(holds=holds, mean=lambda name: 500.0))
 
 

@@ -387,7 +387,7 @@ def routed(choose: PrefixAware, text: int, prompt: int, open_requests: list[int]
 
 
 def test_a_router_prefers_the_server_that_was_sent_the_prompt_before() -> None:
-    choose = PrefixAware(3, 1000)
+    choose = PrefixAware([1000] * 3)
     assert routed(choose, 1, 160, [1, 0, 2]) == 1
     assert routed(choose, 1, 320, [0, 64, 0]) == 1
     # Half of this prompt is known there, and a tenth of that one.
@@ -406,7 +406,7 @@ def test_a_router_prefers_the_server_that_was_sent_the_prompt_before() -> None:
 
 
 def test_a_router_forgets_what_a_server_cannot_have_any_more() -> None:
-    choose = PrefixAware(2, 20)
+    choose = PrefixAware([20] * 2)
     assert routed(choose, 1, 160, [0, 1]) == 0
     assert routed(choose, 2, 160, [0, 1]) == 0
     assert routed(choose, 1, 160, [1, 0]) == 0
@@ -430,7 +430,7 @@ def test_a_router_that_knows_prefixes_keeps_sessions_where_they_are() -> None:
 
 def test_all_routers_are_made_by_name() -> None:
     for routing in ("prefix_aware", "least_loaded", "round_robin"):
-        assert list(router(routing, 2, 4, 100)(Request(0, 0.0, 5, 1, 1))) == [0]
+        assert list(router(routing, [0, 4], [100, 100])(Request(0, 0.0, 5, 1, 1))) == [0]
 
 
 # -- what a user sees ------------------------------------------------------------------------------------

@@ -150,7 +150,9 @@ def single_valued(model: M) -> Iterator[M]:
     The last field varies fastest."""
     fields = dict(_multiplying(model))
     for chosen in product(*map(_single, fields.values())):
-        yield model.model_copy(update=dict(zip(fields, chosen, strict=True)))
+        # A field that has one value stays as it is: given, or by default.
+        update = {name: one for name, one in zip(fields, chosen, strict=True) if one != fields[name]}
+        yield model.model_copy(update=update)
 
 
 # -- which device --------------------------------------------------------------------------------------

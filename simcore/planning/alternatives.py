@@ -55,6 +55,9 @@ def alternatives(asked: Asked, benches: Benches, *, any_devices: bool) -> Altern
     """Returns the alternatives of a plan. `any_devices`: the question chooses the number of devices: then the
     scenario's own is left aside, and ranks that it does not give are `RANKS`. Raises InputError if none can
     run."""
+    if any_devices and asked.document.get("fleets"):
+        says = f"say their servers, which question {asked.question} searches; question grid takes them"
+        raise InputError(f"{asked.where}: fleets: {says}, with vary: {{fleets.0.0.servers: [1, 2]}} say")
     found = Alternatives()
     first: ValueError | None = None
     for settings in asked.settings(asked.seed):
@@ -105,7 +108,7 @@ def fewest_servers(point: Point) -> int:
 
 
 def _smallest(benches: Benches, point: Point) -> Point:
-    return benches.at(point, devices=[fewest_servers(point) * point.case.axes.ranks])
+    return benches.at(point, devices=[fewest_servers(point) * point.case.ranks])
 
 
 # -- loads -------------------------------------------------------------------------------------------------
@@ -177,7 +180,7 @@ def with_load(benches: Benches, alternative: Alternative, value: float, times: i
 
 def with_servers(benches: Benches, alternative: Alternative, servers: int) -> Point:
     """Returns the point of an alternative on another number of servers."""
-    return benches.at(alternative.point, devices=[servers * alternative.point.case.axes.ranks])
+    return benches.at(alternative.point, devices=[servers * alternative.point.case.ranks])
 
 
 def with_field(asked: Asked, benches: Benches, alternative: Alternative, path: str, value: int) -> Point:

@@ -161,14 +161,16 @@ def _energy(asked: Asked, one: Tried) -> list[str]:
 def devices(one: Tried) -> str:
     """Returns the devices of a point in words: "12 h200-sxm (3 servers of 4, continuous batching)"."""
     axes = one.point.case.axes
-    servers = axes.devices // axes.ranks
-    shape = f"{servers} server{'s' if servers > 1 else ''} of {axes.ranks}, " if axes.ranks > 1 else ""
+    if one.point.bench.fleet:
+        return f"{one.point.device} ({_way(one)})"
+    servers, ranks = one.point.case.servers, one.point.case.ranks
+    shape = f"{servers} server{'s' if servers > 1 else ''} of {ranks}, " if ranks > 1 else ""
     return f"{axes.devices:,} {one.point.device} ({shape}{_way(one)})"
 
 
 def _way(one: Tried) -> str:
     label = one.point.case.axes.label
-    ranks = one.point.case.axes.ranks
+    ranks = one.point.case.axes.ranks or 1
     return label.removesuffix(f", TP{ranks}") if ranks > 1 else label
 
 

@@ -105,8 +105,12 @@ def engine_flags() -> Mapping[str, EngineFlags]:
 def how_to_run(point: Point) -> dict[str, Any]:
     """Returns the commands of a point as summary.json has them: where they run, and a command of each engine,
     or why no engine runs it."""
-    strategy, servers, ranks = point.case.strategy, point.case.servers, point.case.axes.ranks
-    shape = {"servers": servers, "ranks": ranks, "placed": ""}
+    strategy, servers = point.case.strategy, point.case.servers
+    shape = {"servers": servers, "ranks": point.case.axes.ranks, "placed": ""}
+    if point.bench.fleet:
+        why = "no command: servers of a fleet differ; a plan of each group's device by itself has its command"
+        return {**shape, "why_not": why, "commands": []}
+    ranks = point.case.ranks
     if type(strategy) is not ContinuousBatching:
         way = strategy.kind.replace("_", " ")
         why = f"no command: {', '.join(_titles())} run continuous batching, and this is {way}"
@@ -212,7 +216,7 @@ def _room(engine: EngineFlags, point: Point, strategy: ContinuousBatching, notes
     if strategy.memory.share_of == engine.share_of and scenario.kv_blocks is None:
         settings["share"] = (engine.share_of, f"{scenario.memory_share or strategy.memory.share:g}")
     elif engine.has("kv_bytes"):
-        per_token = bench.model(point.case.axes.ranks).kv_bytes_per_token
+        per_token = bench.model(point.case.ranks).kv_bytes_per_token
         settings["kv_bytes"] = ("", f"{floor(room.kv_tokens * per_token)}")
     else:
         settings["kv_tokens"] = ("", f"{room.kv_tokens}")

@@ -71,19 +71,18 @@ def _of_hardware(document: Mapping[str, Any], link: str | None, ends: Sequence[E
         *([("link latency", latency, f"links.{link}.latency_s")] if link else []),
         ("host time", host, "overheads"),
     ]
-    return [_of_device(name, of, figure, _change(document)) for name, of, figure in figures]
+    return [_of_device(name, of, figure, document) for name, of, figure in figures]
 
 
 def _room(document: Mapping[str, Any]) -> Factor:
     """Returns the room for KV as a factor where the scenario gives it, else the device's memory."""
     blocks = document.get("kv_blocks")
     if blocks is None:
-        return _of_device("device memory", (1.0, RELIEF), "memory_bytes", _change(document))
+        return _of_device("device memory", (1.0, RELIEF), "memory_bytes", document)
     return Factor("room for KV", 1.0, RELIEF, lambda times: {"kv_blocks": round(blocks * times)})
 
 
-def _change(document: Mapping[str, Any]) -> Mapping[str, Any]:
-    device = document["device"]
+def _change(device: Any) -> Mapping[str, Any]:
     given: Mapping[str, Any] = device.get("change", {}) if isinstance(device, dict) else {}
     return given
 
@@ -139,14 +138,26 @@ def _of_lengths(name: str, words: str, given: Mapping[str, Any]) -> Factor:
     return Factor(words, *LENGTH, scaled)
 
 
-def _of_device(name: str, ends: Ends, figure: str, change: Mapping[str, Any]) -> Factor:
-    before = change.get(figure, {"times": 1.0})
+def _of_device(name: str, ends: Ends, figure: str, document: Mapping[str, Any]) -> Factor:
+    """Returns a figure of the device as a factor; of a fleet, that of all its devices."""
 
-    def scaled(times: float) -> Puts:
+    def changed(device: Any, times: float) -> Puts:
+        change = _change(device)
+        before = change.get(figure, {"times": 1.0})
         if isinstance(before, Mapping):
             value: Any = {"times": before["times"] * times}
         else:
             value = before * times
-        return {DEVICE: {**change, figure: value}}
+        return {**change, figure: value}
+
+    def of_group(group: Mapping[str, Any], times: float) -> Puts:
+        device = group["device"]
+        given = device if isinstance(device, dict) else {"base": device}
+        return {**group, "device": {**given, "change": changed(device, times)}}
+
+    def scaled(times: float) -> Puts:
+        if fleets := document.get("fleets"):
+            return {"fleets": [[of_group(group, times) for group in groups] for groups in fleets]}
+        return {DEVICE: changed(document["device"], times)}
 
     return Factor(name, *ends, scaled)

@@ -270,7 +270,7 @@ def _line(asked: Asked, one: Tried, found: Found) -> dict[str, Any]:
         "strategy": axes.strategy,
         "devices": axes.devices,
         "ranks": axes.ranks,
-        "servers": axes.devices // axes.ranks,
+        "servers": one.point.case.servers,
         "rate_per_s": axes.rate_per_s,
         "requests": axes.requests,
         "prompt_tokens": axes.prompt_tokens,

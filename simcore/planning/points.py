@@ -5,18 +5,19 @@ Points whose scenarios differ only in `FREE` fields share models and prices.
 
 import hashlib
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from simcore.assembly import Place, assemble, versions
 from simcore.input.fields import DeviceChoice
 from simcore.input.files import InputError
 from simcore.scenario import resolved
 from simcore.sim.kept import code_digest
+from simcore.studies.hardware import Hardware
 from simcore.studies.serving.autoscaling import FixedFleet
-from simcore.studies.serving.engines.presets import with_engines
+from simcore.studies.serving.engines.presets import pinned, with_engines
 from simcore.studies.serving.runner import Bench, Case
 from simcore.studies.serving.scenario import ServingScenario
 from simcore.studies.serving.study import cases, refusal
@@ -42,24 +43,45 @@ IDLE = frozenset({"name", "replicas", "price_interval", "published"})
 FORMAT = 2
 
 
+class Devices(NamedTuple):
+    """Devices that are alike: their name for people, that of their kind without changes, their number."""
+
+    name: str
+    base: str
+    number: int
+    hardware: Hardware
+
+
 @dataclass(frozen=True, eq=False)
 class Point:
-    """A case with its bench. `device`: its name for people."""
+    """A case with its bench. `device`: its name for people, or that of its fleet."""
 
     bench: Bench
     case: Case
     scenario: ServingScenario
     device: str
 
+    @property
+    def devices(self) -> list[Devices]:
+        """Its devices, those that are alike together."""
+        if self.bench.fleet:
+            return [
+                Devices(one.bench.hardware.name, one.base, one.servers * one.ranks, one.bench.hardware)
+                for one in self.bench.fleet
+            ]
+        (one,) = self.scenario.devices_in_use
+        return [Devices(self.device, one.base, self.case.axes.devices, self.bench.hardware)]
+
     @cached_property
     def key(self) -> str | None:
         """All that its runs go by, but replica and prices' end, as a digest; None if that is not known."""
-        kept, code = self.bench.hardware.kept, code_digest()
-        own = ":" in self.case.strategy.kind
-        if kept is None or code is None or own:
+        kept = [bench.hardware.kept for bench in self.bench.benches]
+        code, own = code_digest(), ":" in self.case.strategy.kind
+        keys = [store.key for store in kept if store is not None]
+        if len(keys) < len(kept) or code is None or own:
             return None
         fields = {name: value for name, value in resolved(self.scenario).items() if name not in IDLE}
-        goes_by = [FORMAT, code, versions(), kept.key, repr(self.bench.config), fields, _files(fields)]
+        goes_by = [FORMAT, code, versions(), keys, repr(self.bench.config), fields, _files(fields)]
         words = json.dumps(goes_by, sort_keys=True)
         return hashlib.sha256(words.encode()).hexdigest()
 
@@ -116,13 +138,15 @@ class Benches:
     def at(self, point: Point, **changes: Any) -> Point:
         """Returns a point with other `FREE` fields of its scenario. Raises InputError."""
         scenario = point.scenario.model_copy(update=changes)
-        bench = replace(point.bench, scenario=scenario)
+        bench = point.bench.of(scenario)
         (case,) = cases(bench)
         return Point(bench, case, scenario, point.device)
 
     def link_of(self, point: Point) -> str | None:
-        """Returns the name of the link between the ranks of a server, None with a single rank."""
-        return self.links.get(point.device) if point.case.axes.ranks > 1 else None
+        """Returns the name of the link between the ranks of a server, None with a single rank, and in a
+        fleet, whose groups have links of their own."""
+        alone = point.bench.fleet or point.case.ranks == 1
+        return None if alone else self.links.get(point.device)
 
     def close(self) -> None:
         """Saves the prices for other runs."""
@@ -145,16 +169,21 @@ class Benches:
             if (link := parts.described["link"]) is not None:
                 self.links[study.device] = link["name"]
         bench, device = self._known[key]
+        if scenario.fleets:
+            return bench.of(pinned(scenario)), device
         (one,) = scenario.devices_in_use
         try:
             whole = with_engines(scenario, one.base, bench.hardware.memory_bytes)
         except InputError as error:
             raise InputError(f"{self.where}: {error}") from None
-        return replace(bench, scenario=whole), device
+        return bench.of(whole), device
 
 
 def _by_device(scenario: ServingScenario) -> list[ServingScenario]:
-    """Returns a scenario for each of its devices."""
+    """Returns a scenario for each of its devices, or fleets."""
+    if scenario.fleets:
+        every = scenario.fleets_in_use
+        return [scenario.model_copy(update={"fleets": [list(groups)]}) for groups in every]
     return [
         scenario.model_copy(
             update={"device": [DeviceChoice(base=one.base, change=dict(one.change), name=one.name)]}

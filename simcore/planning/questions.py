@@ -123,10 +123,10 @@ class Found:
 
 def price_of(asked: Asked, point: Point) -> float | None:
     """Returns what the devices of a point cost an hour, or None."""
-    (one,) = point.scenario.devices_in_use
     known = asked.whatif.cost_per_hour
-    each = known.get(point.device, known.get(one.base))
-    return None if each is None else each * point.case.axes.devices
+    each = [(known.get(of.name, known.get(of.base)), of.number) for of in point.devices]
+    costs = [cost * number for cost, number in each if cost is not None]
+    return sum(costs) if len(costs) == len(each) else None
 
 
 def offered_tokens_per_s(one: Tried) -> float | None:
@@ -141,10 +141,17 @@ def joules_per_token(one: Tried) -> float | None:
 
     Where a point holds, what is asked for comes out; else the tokens that were measured count.
     """
-    power_w = one.point.bench.hardware.board_power_w
+    power_w = _power_w(one.point)
     measured = one.judged.mean("output_throughput_tokens_per_s")
     rate = (offered_tokens_per_s(one) if one.judged.holds else None) or measured
-    return None if power_w is None or not rate else power_w * one.point.case.axes.devices / rate
+    return None if power_w is None or not rate else power_w / rate
+
+
+def _power_w(point: Point) -> float | None:
+    """Returns the most that all devices of a point take, W, or None."""
+    each = [(of.hardware.board_power_w, of.number) for of in point.devices]
+    powers = [power_w * number for power_w, number in each if power_w is not None]
+    return sum(powers) if len(powers) == len(each) else None
 
 
 def _tried(asked: Asked, alternative: Alternative, judged: Judged, value: float | None) -> Tried:
@@ -201,11 +208,11 @@ def _fewest(asked: Asked, benches: Benches, runner: Runner) -> Found:
         if not on_devices:
             return 1.0
         price = price_of(asked, one.point) if asked.question == "cost" else None
-        ranks, devices = one.point.case.axes.ranks, one.point.case.axes.devices
+        ranks, devices = one.point.case.ranks, one.point.case.axes.devices
         return ranks * (1.0 if price is None else price / devices)
 
     def search(one: Alternative) -> Any:
-        ranks = one.point.case.axes.ranks
+        ranks = one.point.case.ranks
         ends = asked.whatif.between or (1, MOST_DEVICES if on_devices else MOST_VALUES)
         least, most = map(int, ends)
         first = max(ceil(least / ranks), fewest_servers(one.point))
@@ -256,8 +263,8 @@ def _steps(asked: Asked, one: Tried, on_devices: bool) -> float:
 
 
 def _check_prices(asked: Asked, every: Sequence[Alternative]) -> None:
-    names = {one.base for alternative in every for one in alternative.point.scenario.devices_in_use}
-    titles = {alternative.point.device for alternative in every}
+    used = [of for alternative in every for of in alternative.point.devices]
+    names, titles = {of.base for of in used}, {of.name for of in used}
     for name in asked.whatif.cost_per_hour:
         if name not in names | titles:
             known = nearest(name, sorted(names))
@@ -268,7 +275,8 @@ def _check_prices(asked: Asked, every: Sequence[Alternative]) -> None:
                 f"{asked.where}: autoscaling: costs are of devices that run all the time; leave it out"
             )
         if price_of(asked, alternative.point) is None:
-            missing = alternative.point.scenario.devices_in_use[0].base
+            priced = asked.whatif.cost_per_hour.keys()
+            missing = next(of.base for of in alternative.point.devices if not {of.name, of.base} & priced)
             needed = "what one costs an hour, in any currency; a plan with `base:` has this field"
             raise InputError(f"{asked.where}: cost_per_hour.{missing}: is missing; {needed}")
 
@@ -463,8 +471,10 @@ def _check_objectives(asked: Asked, every: Sequence[Alternative]) -> None:
         _check_prices(asked, every)
     if "lowest_energy" in names:
         for point in (one.point for one in every):
-            if point.bench.hardware.board_power_w is None:
-                needed = f"{point.device}'s board_power_w, W, which its device file does not give"
+            for of in point.devices:
+                if of.hardware.board_power_w is not None:
+                    continue
+                needed = f"{of.name}'s board_power_w, W, which its device file does not give"
                 raise InputError(f"{asked.where}: objective: lowest_energy needs {needed}")
     if "highest_rate" in names and any(one.point.case.axes.rate_per_s is None for one in every):
         raise InputError(f"{asked.where}: objective: is highest_rate, and a closed loop has no rate")

@@ -15,7 +15,7 @@ import pickle
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,14 +29,14 @@ from simcore.scenario import parse_scenario, resolved
 from simcore.sim.graph_pricer import End, Known, PricedGroups, straight
 from simcore.sim.kept import code_digest
 from simcore.studies.own import is_own
-from simcore.studies.serving.runner import Bench
+from simcore.studies.serving.runner import Bench, FoundOut
 
 # Benches that a worker keeps.
 MOST_BENCHES = 64
 # Prices, by ranks and group, as plain numbers: what the sizes are, costs, lines, lines that are packed. The
 # classes themselves are pickled in one way by the compiled core and in another by its sources.
 Plain = tuple[Any, ...]
-Prices = dict[int, dict[str, Plain]]
+Prices = dict[tuple[int, int], dict[str, Plain]]
 
 
 class Gave(NamedTuple):
@@ -128,7 +128,7 @@ def _digest(path: str, state: tuple[tuple[str, int, int], ...]) -> str:
     return digest.hexdigest()
 
 
-def as_plain(prices: Mapping[int, Mapping[str, Known]]) -> Prices:
+def as_plain(prices: FoundOut) -> Prices:
     """Returns prices as plain numbers."""
 
     def lines(known: Known) -> dict[Any, Any]:
@@ -138,19 +138,19 @@ def as_plain(prices: Mapping[int, Mapping[str, Known]]) -> Prices:
         }
 
     return {
-        ranks: {name: (each.reads, each.costs, lines(each), each.packed) for name, each in groups.items()}
-        for ranks, groups in prices.items()
+        of: {name: (each.reads, each.costs, lines(each), each.packed) for name, each in groups.items()}
+        for of, groups in prices.items()
     }
 
 
-def from_plain(prices: Prices) -> dict[int, dict[str, Known]]:
+def from_plain(prices: Prices) -> FoundOut:
     """The inverse of `as_plain`."""
 
     def known(reads: Any, costs: Any, lines: Any, packed: Any) -> Known:
         found = {place: each and [straight(one) for one in each] for place, each in lines.items()}
         return Known(reads, costs, found, packed)
 
-    return {ranks: {name: known(*each) for name, each in groups.items()} for ranks, groups in prices.items()}
+    return {of: {name: known(*each) for name, each in groups.items()} for of, groups in prices.items()}
 
 
 # -- sent ----------------------------------------------------------------------------------------------------
@@ -159,7 +159,13 @@ def from_plain(prices: Prices) -> dict[int, dict[str, Known]]:
 def common(point: Point) -> bytes:
     """Returns what the runs of all points with the prices of this one have in common; its prices have to be
     settled."""
-    known = as_plain({ranks: groups.known for ranks, groups in point.bench.groups.items()})
+    known = as_plain(
+        {
+            (place, ranks): groups.known
+            for place, bench in enumerate(point.bench.benches)
+            for ranks, groups in bench.groups.items()
+        }
+    )
     return pickle.dumps((resolved(point.scenario), known))
 
 
@@ -203,7 +209,7 @@ def make(shared: bytes, sent: bytes) -> Gave:
         except (InputError, ModelError) as error:
             return Gave(None, {}, str(error))
         scenario, case, device = pickle.loads(wanted.body)
-        point = Point(replace(bench, scenario=scenario), case, scenario, device)
+        point = Point(bench.of(scenario), case, scenario, device)
         ask = Ask(point, wanted.replica, wanted.end)
         settle(ask)
         return Gave(simulated(ask), as_plain(bench.found_out()))
@@ -228,9 +234,10 @@ def _bench(shared: bytes) -> Bench:
         parts = assemble(parse_scenario(fields, "scenario"), "scenario")
         study: Any = parts.study
         bench: Bench = study.bench
-        for ranks, groups in from_plain(known).items():
-            price = bench.hardware.price(ranks, None, True)
-            bench.groups[ranks] = PricedGroups(price, bench.hardware.roofline, groups)
+        for (place, ranks), groups in from_plain(known).items():
+            own = bench.benches[place]
+            price = own.hardware.price(ranks, None, True)
+            own.groups[ranks] = PricedGroups(price, own.hardware.roofline, groups)
         if len(_benches) >= MOST_BENCHES:
             _benches.clear()
         _benches[name] = bench

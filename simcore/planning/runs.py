@@ -15,12 +15,12 @@ from simcore.machine.machine import LawError
 from simcore.planning.limits import ALLOWED
 from simcore.planning.points import Benches, Point
 from simcore.planning.store import Store
-from simcore.sim.graph_pricer import End, Known
+from simcore.sim.graph_pricer import End
 from simcore.studies.columns import TENANT, WHOLE_RUN
 from simcore.studies.processes import in_processes
 from simcore.studies.serving.figures import PERCENTILES, gaps, latencies, steps_in, weighted_percentiles
 from simcore.studies.serving.replica import figures_of, window_of
-from simcore.studies.serving.runner import Result
+from simcore.studies.serving.runner import FoundOut, Result
 from simcore.studies.serving.served import Served
 from simcore.studies.serving.window import Window
 
@@ -83,11 +83,11 @@ class InProcesses:
             settle(ask)
         every = self.benches.every()
 
-        def work(i: int) -> tuple[Ran, list[dict[int, dict[str, Known]]]]:
+        def work(i: int) -> tuple[Ran, list[FoundOut]]:
             ran = simulated(asks[i])
             return ran, [bench.found_out() for bench in every]
 
-        def take(i: int, gave: tuple[Ran, list[dict[int, dict[str, Known]]]]) -> None:
+        def take(i: int, gave: tuple[Ran, list[FoundOut]]) -> None:
             ran, prices = gave
             for bench, found in zip(every, prices, strict=True):
                 bench.take_over(found)
@@ -160,10 +160,10 @@ def _key(ask: Ask) -> str | None:
 
 def settle(ask: Ask) -> None:
     """Makes the prices of a run, if they are not there yet."""
-    bench, prices = ask.point.bench, (ask.point.case.axes.ranks, ask.end)
-    if prices not in bench.prices:
-        _, graph_pricer = bench.price(*prices)
-        graph_pricer.settle_by_probes()
+    for bench, part in ask.point.bench.parts(ask.point.case):
+        if (part.ranks, ask.end) not in bench.prices:
+            _, graph_pricer = bench.price(part.ranks, ask.end)
+            graph_pricer.settle_by_probes()
 
 
 def simulated(ask: Ask) -> Ran:

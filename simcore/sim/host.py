@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 import simpy
 
 from simcore.machine import mesh as layout
-from simcore.machine.machine import Condition, Flag, Program, Setting, Ticket, Wait
+from simcore.machine.machine import Condition, Flag, Overheads, Program, Setting, Ticket, Wait
 from simcore.machine.trace import Cause, Gauge, Mark, Message
 from simcore.ops.op import Graph
 from simcore.sim.clock import Clock
@@ -202,12 +202,23 @@ class Launch:
 
 
 class SimMachine:
-    """One rank of a Simulation; implements `simcore.machine.machine.Machine`."""
+    """One rank of a Simulation; implements `simcore.machine.machine.Machine`. `mesh`, `overheads`: of the
+    ranks of its kind, the first of which is rank `first`."""
 
-    def __init__(self, simulation: "Simulation", rank: int, world: int) -> None:
+    def __init__(
+        self,
+        simulation: "Simulation",
+        rank: int,
+        world: int,
+        mesh: layout.Mesh,
+        first: int,
+        overheads: Overheads,
+    ) -> None:
         self.rank = rank
         self.world = world
-        self.mesh: layout.Mesh = simulation.mesh
+        self.mesh: layout.Mesh = mesh
+        self._first = first
+        self._overheads = overheads
         self._sim = simulation
         self._env = simulation.env
         # The end of what the host waited for last: the cause of its next launch.
@@ -242,12 +253,13 @@ class SimMachine:
         """The rank `offset` places further along `axis`, wrapping around."""
         found = self._along.get((axis, offset))
         if found is None:
-            found = self._along[axis, offset] = layout.along(self.mesh, self.rank, axis, offset)
+            along = layout.along(self.mesh, self.rank - self._first, axis, offset)
+            found = self._along[axis, offset] = self._first + along
         return found
 
     def coordinate(self, axis: str) -> int:
         """This rank's place along `axis`; 0 for an axis that the mesh does not have."""
-        return layout.coordinate(self.mesh, self.rank, axis)
+        return layout.coordinate(self.mesh, self.rank - self._first, axis)
 
     def launch(
         self,
@@ -271,7 +283,7 @@ class SimMachine:
         sim = self._sim
         if until is not None and self._items[until]:
             repeat = 1
-        info = sim.info(graph)
+        info = sim.info(graph, self.rank)
         size_update_s = self._size_update_s(info.device_sizes, given) if info.device_sizes else 0.0
         busy_s, now_s = self._busy_until_s, self._env.now
         self._busy_until_s = busy_s = (now_s if now_s > busy_s else busy_s) + (info.launch_s + size_update_s)
@@ -327,7 +339,7 @@ class SimMachine:
             if name in sizes and self._device_sizes.get(name) != sizes[name]:
                 self._device_sizes[name] = sizes[name]
                 fresh += 1
-        return fresh * self._sim.overheads.size_s
+        return fresh * self._overheads.size_s
 
     def _stop(self, launch: Launch) -> None:
         self.at_host_time(lambda: self._sim.stop(launch))
@@ -416,7 +428,7 @@ class SimMachine:
 
     def _resume_delay_s(self) -> float:
         # Seconds until the host has seen that its tickets are done.
-        wait_s, now_s = self._sim.overheads.wait_s, self._env.now
+        wait_s, now_s = self._overheads.wait_s, self._env.now
         if wait_s > 0.0 or self._busy_until_s > now_s:
             return self._spend(wait_s) - now_s
         return 0.0
@@ -424,7 +436,7 @@ class SimMachine:
     def _wait(self, tickets: Sequence[Ticket]) -> Steps:
         for ticket in tickets:
             self._set_host_cause((yield from _done(ticket)))
-        self._spend(self._sim.overheads.wait_s)
+        self._spend(self._overheads.wait_s)
         yield from self._catch_up()
 
     def _set_host_cause(self, end: Cause) -> None:
@@ -467,7 +479,7 @@ class SimMachine:
             self._host = cause
         if message is not None:
             message.received_s = self._env.now
-        self._spend(self._sim.overheads.message_s)
+        self._spend(self._overheads.message_s)
         yield from self._catch_up()
         return item
 
@@ -488,7 +500,7 @@ class SimMachine:
             # Rows record neither causes nor messages.
             found = [item for _, item, _ in waiting]
             waiting.clear()
-            self._spend(self._sim.overheads.message_s * len(found))
+            self._spend(self._overheads.message_s * len(found))
             return found
         for message, item, cause in waiting:
             if message is not None:
@@ -496,13 +508,13 @@ class SimMachine:
             self._host = latest(self._host, cause)
             found.append(item)
         waiting.clear()
-        self._spend(self._sim.overheads.message_s * len(found))
+        self._spend(self._overheads.message_s * len(found))
         return found
 
     def send(self, inbox: str, item: object, rank: int) -> None:
         """Puts an item into the inbox of a rank, at the time of this host's clock."""
         self.submit_deferred()
-        at_s = self._spend(self._sim.overheads.message_s)
+        at_s = self._spend(self._overheads.message_s)
         cause = Cause(self._host.span, at_s, host=True)
         receiver = self._sim.machines[rank]
         self._env.call(

@@ -15,7 +15,7 @@ from simcore.ops.op import Pricer, Roofline
 from simcore.sim.contention import Rates, max_min_rates
 from simcore.sim.graph_pricer import GraphPricer
 from simcore.sim.segments import Cuts
-from simcore.sim.simulation import DeviceSizes, Outcomes, Route, Simulation, no_device_sizes
+from simcore.sim.simulation import DeviceSizes, Outcomes, RankKind, Route, Simulation, no_device_sizes
 
 
 class Run(Protocol):
@@ -51,6 +51,7 @@ class Setup:
     graph_pricer: GraphPricer | None = None
     cuts: Cuts | None = None
     device_sizes: DeviceSizes = no_device_sizes
+    others: Sequence[RankKind] = ()
     case: str = ""
     title: str = ""
     holds: Mapping[str, Any] = field(default_factory=dict)
@@ -74,6 +75,7 @@ def simulated(setup: Setup) -> Run:
         graph_pricer=setup.graph_pricer,
         cuts=setup.cuts,
         device_sizes=setup.device_sizes,
+        others=setup.others,
     )
 
 

@@ -125,6 +125,35 @@ class _Demands(Sequence[Demand]):
         return self._demand(self._segments[i])
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class RankKind:
+    """Ranks of another kind than those before them: fields as of Simulation."""
+
+    price: Pricer
+    mesh: layout.Mesh
+    roofline: Roofline
+    overheads: Overheads
+    rates: Rates
+    graph_pricer: GraphPricer | None = None
+    cuts: Cuts | None = None
+    device_sizes: DeviceSizes = no_device_sizes
+
+
+@dataclass(slots=True, eq=False)
+class _Ranks:
+    """The ranks of a kind, from rank `first` on. `infos`: by id of a graph; `checked_collectives`: those, by
+    id, whose `ranks` equals the size of their axis."""
+
+    first: int
+    mesh: layout.Mesh
+    overheads: Overheads
+    device_sizes: DeviceSizes
+    graph_pricer: GraphPricer
+    cuts: Cuts
+    infos: dict[int, LaunchInfo] = field(default_factory=dict)
+    checked_collectives: dict[int, Op] = field(default_factory=dict)
+
+
 class _Rendezvous:
     __slots__ = ("arrived", "event", "id", "latest", "op", "start_s")
 
@@ -154,6 +183,9 @@ class Simulation:
 
     `device_sizes` returns the sizes that kernels of a graph read in the device's memory; hosts write them
     (`Overheads.size_s`).
+
+    `others`: kinds of ranks that come after those of `mesh`, each with a mesh of its own. Ranks are numbered
+    through; a collective meets ranks of one kind, and programs may send to any rank.
     """
 
     def __init__(
@@ -170,25 +202,33 @@ class Simulation:
         graph_pricer: GraphPricer | None = None,
         cuts: Cuts | None = None,
         device_sizes: DeviceSizes = no_device_sizes,
+        others: Sequence[RankKind] = (),
     ) -> None:
         self.env = Clock()
         self.trace = Trace()
-        self.mesh: layout.Mesh = dict(mesh or {"tensor": 1})
-        self.overheads = overheads or Overheads()
-        self.device_sizes = device_sizes
+        first = RankKind(
+            price, mesh or {"tensor": 1}, roofline, overheads or Overheads(), rates, graph_pricer, cuts,
+            device_sizes,
+        )  # fmt: skip
+        # By rank: the ranks of its kind, and its device.
+        self._kinds: list[_Ranks] = []
+        self._devices: list[SharedDevice] = []
+        for kind in (first, *others):
+            self._add(kind)
         self.signals = Signals(self.env)
         self.flags: dict[Flag, int] = {}
         # The rank and the name of each host loop or mark that has not ended.
         self.loops: dict[simpy.Process, tuple[int, str]] = {}
-        world = prod(self.mesh.values())
-        self.machines = [SimMachine(self, rank, world) for rank in range(world)]
+        world = len(self._kinds)
+        self.machines = [
+            SimMachine(self, rank, world, kind.mesh, kind.first, kind.overheads)
+            for rank, kind in enumerate(self._kinds)
+        ]
         # When each item was fed, without END.
         self.fed_s: list[float] = []
         self._lockstep = frozenset(lockstep)
         self.rows = rows
-        self._graph_pricer = graph_pricer or GraphPricer(price, roofline)
         self._outcomes = outcomes or {}
-        self._devices = [SharedDevice(rates) for _ in range(world)]
         self._alarms = [0] * world
         # The launch whose host runs the events before its end inline.
         self._held: RowLaunch | None = None
@@ -198,14 +238,21 @@ class Simulation:
         self._rendezvous_of: dict[tuple[str, str, tuple[int, ...]], list[_Rendezvous]] = defaultdict(list)
         self._groups: dict[tuple[int, str], tuple[int, ...]] = {}
         self._turns: dict[tuple[str, str, int], int] = defaultdict(int)
-        # Collectives, by id, whose `ranks` equals the size of their axis.
-        self._checked_collectives: dict[int, Op] = {}
         self._wire_free: dict[int, Cause] = defaultdict(lambda: Cause(None, 0.0))
-        self._cuts = cuts or Cuts(price, roofline)
-        self._infos: dict[int, LaunchInfo] = {}
         self._source_totals: dict[int, _SourceTotal] = {}
         self._ids = itertools.count()
         self._launches = itertools.count()
+
+    def _add(self, kind: RankKind) -> None:
+        """Adds the ranks of a kind after those that are there."""
+        ranks = _Ranks(
+            len(self._kinds), dict(kind.mesh), kind.overheads, kind.device_sizes,
+            kind.graph_pricer or GraphPricer(kind.price, kind.roofline),
+            kind.cuts or Cuts(kind.price, kind.roofline),
+        )  # fmt: skip
+        for _ in range(prod(ranks.mesh.values())):
+            self._kinds.append(ranks)
+            self._devices.append(SharedDevice(kind.rates))
 
     # -- programs ----------------------------------------------------------------------------------
 
@@ -272,18 +319,20 @@ class Simulation:
         """Queues a launch on its stream, which runs launches in order."""
         self._queue(self._stream(launch.rank, launch.stream), launch)
 
-    def info(self, graph: Graph) -> LaunchInfo:
-        """Returns what all launches of a graph have in common."""
-        found = self._infos.get(id(graph))
+    def info(self, graph: Graph, rank: int) -> LaunchInfo:
+        """Returns what all launches of a graph on ranks of one kind have in common."""
+        kind = self._kinds[rank]
+        found = kind.infos.get(id(graph))
         if found is None:
-            launch_s, names = self.overheads.whole_launch_s(graph.kernels), self.trace.rows.graphs
+            overheads, names = kind.overheads, self.trace.rows.graphs
+            launch_s = overheads.whole_launch_s(graph.kernels)
             alone = not graph.publishes and all(axis in self._lockstep for axis in graph.axes)
             # The graph is kept here because a new object could get the id of a deleted one.
-            found = self._infos[id(graph)] = LaunchInfo(
+            found = kind.infos[id(graph)] = LaunchInfo(
                 graph,
                 launch_s,
-                launch_s - self.overheads.begins_s(launch_s),
-                self.device_sizes(graph) if self.overheads.size_s else frozenset(),
+                launch_s - overheads.begins_s(launch_s),
+                kind.device_sizes(graph) if overheads.size_s else frozenset(),
                 self.rows and alone,
                 names.setdefault(graph.name, len(names)) if self.rows and alone else -1,
             )
@@ -415,7 +464,8 @@ class Simulation:
         self._begin_at_once(stream, launch)
 
     def _cost(self, launch: RowLaunch) -> BurstCost:
-        return self._graph_pricer.ramp(launch.graph, launch.sizes, launch.advance, launch.repeat)
+        pricer = self._kinds[launch.rank].graph_pricer
+        return pricer.ramp(launch.graph, launch.sizes, launch.advance, launch.repeat)
 
     def _begin_at_once(self, stream: _Stream, launch: RowLaunch) -> None:
         """Begins a launch on an idle stream; at its end the stream runs what was queued meanwhile."""
@@ -596,7 +646,7 @@ class Simulation:
     def _demand(self, launch: Launch, since_s: float, segment: Segment) -> Demand:
         """The demand of a segment, with the share of the host thread that its launches take."""
         graph_s = sum(other.seconds for other in self._cut(launch, 0))
-        launch_s = self.overheads.whole_launch_s(launch.graph.kernels)
+        launch_s = self._kinds[launch.rank].overheads.whole_launch_s(launch.graph.kernels)
         share = min(1.0, launch_s / graph_s) if graph_s > 0.0 else 0.0
         alone = segment.demand
         return Demand(alone.memory, alone.compute, share, since_s, alone.kernels_per_s)
@@ -646,7 +696,7 @@ class Simulation:
 
     def _skip(self, stream: _Stream, launch: Launch, cause: Cause, replay: int) -> CauseSteps:
         start_s = self.env.now
-        seconds = self.overheads.gate_s * launch.graph.kernels
+        seconds = self._kinds[launch.rank].overheads.gate_s * launch.graph.kernels
         if not self.env.try_advance(seconds):
             yield self.env.timeout(seconds)
         id_ = next(self._ids)
@@ -694,8 +744,10 @@ class Simulation:
     def _members(self, rank: int, axis: str) -> tuple[int, ...]:
         key = (rank, axis)
         if key not in self._groups:
-            alone = axis in self._lockstep
-            self._groups[key] = (rank,) if alone else layout.members(self.mesh, rank, axis)
+            kind = self._kinds[rank]
+            first, alone = kind.first, axis in self._lockstep
+            members = (rank - first,) if alone else layout.members(kind.mesh, rank - first, axis)
+            self._groups[key] = tuple([first + member for member in members])
         return self._groups[key]
 
     def _rendezvous(self, op: Op, stream: _Stream, rank: int, members: tuple[int, ...]) -> _Rendezvous:
@@ -706,13 +758,14 @@ class Simulation:
         meetings = self._rendezvous_of[op.axis, stream.name, members]
         if turn < len(meetings) and meetings[turn].op is op:
             return meetings[turn]
-        if id(op) not in self._checked_collectives:
-            size = self.mesh.get(op.axis, 1)
+        kind = self._kinds[rank]
+        if id(op) not in kind.checked_collectives:
+            size = kind.mesh.get(op.axis, 1)
             if size != op.ranks:
                 raise MismatchError(
                     f"{op.kind} {op.name} is for {op.ranks} ranks; axis {op.axis!r} has {size}"
                 )
-            self._checked_collectives[id(op)] = op
+            kind.checked_collectives[id(op)] = op
         if turn == len(meetings):
             meetings.append(_Rendezvous(next(self._ids), op, self.env.event()))
         other = meetings[turn].op
@@ -723,7 +776,7 @@ class Simulation:
         return meetings[turn]
 
     def _publish(self, launch: Launch, publication: Publication, cause: Cause) -> None:
-        rank, priced = launch.rank, self._cuts.put(publication)
+        rank, priced = launch.rank, self._kinds[launch.rank].cuts.put(publication)
         cause = latest(cause, self._wire_free[rank])
         id_, start_s, takes_s = next(self._ids), cause.at_s, priced.price.seconds
         self._wire_free[rank] = Cause(id_, start_s + takes_s)
@@ -753,7 +806,7 @@ class Simulation:
 
     def _cut(self, launch: Launch, replay: int) -> tuple[Segment, ...]:
         """The segments of the launch's graph at the sizes of one replay."""
-        return self._cuts.of(launch.graph, launch.sizes_at(replay))
+        return self._kinds[launch.rank].cuts.of(launch.graph, launch.sizes_at(replay))
 
     def _record(
         self,

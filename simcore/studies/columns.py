@@ -43,7 +43,7 @@ def _number(meaning: str, unit: str = "") -> Column:
 
 _STUDY = {
     "study": _text("study that the figure is of"),
-    "device": _text("device that it is of"),
+    "device": _text("device, or fleet, that it is of"),
 }
 _STRATEGY = {"strategy": _text("kind of strategy, or the method")}
 _LABEL = {"label": _text("what people call the strategy: figures of a study are told apart by it")}
@@ -55,7 +55,9 @@ _HIT_RATE = {"hit_rate": _number("share of speculations that hit; empty without 
 _METRIC = {"metric": _text("which figure it is")}
 _OP_KIND = {"op_kind": _text("kind of op that the figure is of, or source of prices; else empty")}
 _RIVAL = {"rival": _text("the other method of a crossover; else empty")}
-_RANKS = {"ranks": _whole("devices of a server, which hold a slice of the model each")}
+_RANKS = {
+    "ranks": _whole("devices of a server, which hold a slice of the model each; empty where servers differ")
+}
 _LOAD = {
     "requests": _whole("requests that come"),
     "rate_per_s": _number(
@@ -174,6 +176,7 @@ TABLES: Mapping[str, Mapping[str, Mapping[str, Column]]] = {
             "replica": _whole("replica that it is of: the first, 0"),
             "request": _whole("which request, from 0 on, as they come"),
             "tenant": _text("whose request it is"),
+            "group": _text("group of servers that took it; only with fleets"),
             "instance": _whole("which server took it"),
             "arrival_s": _number("when it came, since the run began", "s"),
             "scheduled_s": _number("when it was first scheduled; NaN for never", "s"),
@@ -312,6 +315,7 @@ METRICS: Mapping[str, Mapping[str, Metric]] = {
         "iterations": Metric(None, "replays of steps that give tokens"),
         "overlap": Metric(None, "tokens / iterations / requests"),
         "prefix_hit_share": Metric("higher", "share of prompt tokens that came from the cache"),
+        "request_share": Metric(None, "share of the answered requests"),
         "server_s": Metric("lower", "seconds for which servers held their devices, all together"),
         "device_hours": Metric("lower", "hours for which devices were held, all together"),
         "device_time_saved": Metric("higher", "share of the time of all devices in which they were not held"),
@@ -360,6 +364,8 @@ _VARIANTS = {
 }
 # What the metrics of one tenant's requests begin with: tenant.NAME.METRIC.
 TENANT = "tenant"
+# What the metrics of one group of servers of a fleet begin with: group.NUMBER.METRIC.
+GROUP = "group"
 _SPREAD = r"(?P<of>\w+)_(?:mean|(?P<greatest>max)|p(?P<percent>\d+))_s"
 
 
@@ -383,6 +389,9 @@ def metric(study: str, name: str) -> Metric:
     if tenant:
         plain = metric(study, own)
         return Metric(plain.better, f"{plain.meaning}, of tenant {tenant}") if plain.meaning else plain
+    if (of_group := re.fullmatch(rf"{GROUP}\.(\d+)\.(\w+)", name)) is not None:
+        plain = metric(study, of_group[2])
+        return Metric(plain.better, f"{plain.meaning}, of group {of_group[1]} of the fleet")
     known = METRICS[study]
     if name not in known and (spread := re.fullmatch(_SPREAD, name)) and f"{spread['of']}_s" in known:
         percent, greatest = spread["percent"], spread["greatest"]

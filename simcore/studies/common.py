@@ -50,12 +50,12 @@ class Axes:
 @dataclass(frozen=True, slots=True)
 class ServingAxes:
     """The case of a serving study that a figure is of; `COLUMNS` describe the fields. `arriving`: the unit of
-    the rate, requests or, if requests are turns, sessions."""
+    the rate, requests or, if requests are turns, sessions; `ranks`: None where servers differ in them."""
 
     strategy: str
     label: str
     devices: int
-    ranks: int
+    ranks: int | None
     requests: int
     rate_per_s: float | None
     prompt_tokens: float

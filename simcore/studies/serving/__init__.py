@@ -8,7 +8,7 @@ own, so that every strategy gets the same requests.
 """
 
 from simcore.studies.serving.laws import LAWS
-from simcore.studies.serving.runner import Bench
+from simcore.studies.serving.runner import Bench, Group
 from simcore.studies.serving.study import run, tape
 
-__all__ = ["LAWS", "Bench", "run", "tape"]
+__all__ = ["LAWS", "Bench", "Group", "run", "tape"]

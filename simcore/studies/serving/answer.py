@@ -8,7 +8,7 @@ them: if no strategy does, the answer says so and names the nearest.
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from simcore.studies.columns import TENANT
+from simcore.studies.columns import GROUP, TENANT
 from simcore.studies.common import Standing, extrapolated, unmeasured
 from simcore.studies.serving import certainty
 from simcore.studies.serving.figures import over_replicas
@@ -71,10 +71,11 @@ PLACE = ("devices", "requests", "rate_per_s", "prompt_tokens", "output_tokens")
 
 def _place(one: Found) -> tuple[float, ...]:
     """Returns a key that orders loads by weight and identifies them; at equal weight per device, fewer
-    devices count as heavier."""
+    devices count as heavier. Fleets have the load of their router in common, whatever they consist of."""
     axes = one.case.axes
     rate = axes.rate_per_s or 0.0
-    return (*_weight(one), -axes.devices, rate, axes.prompt_tokens, axes.output_tokens)
+    devices = 0 if one.case.groups else axes.devices
+    return (*_weight(one), -devices, rate, axes.prompt_tokens, axes.output_tokens)
 
 
 def _standing(one: Found, promised: bool, several: bool) -> Standing:
@@ -85,6 +86,7 @@ def _standing(one: Found, promised: bool, several: bool) -> Standing:
     count = (
         f" on {axes.devices} device{'s' if axes.devices > 1 else ''}" if several or axes.devices > 1 else ""
     )
+    count = "" if one.case.groups else count
     # Strategies that meet nearly all SLOs count as equal; then the latency decides.
     lost = 0.0 if not promised or _kept(one) >= NEARLY_ALL else 1.0 - _kept(one)
     return Standing(
@@ -223,11 +225,13 @@ def _heaviest(found: Sequence[Found]) -> list[Found]:
 
 
 def _weight(one: Found) -> tuple[float, float, float]:
-    """Returns the weight of a case's load: tokens per second and device, clients, requests."""
+    """Returns the weight of a case's load: tokens per second and device (of fleets: and fleet), clients,
+    requests."""
     axes = one.case.axes
     tokens = axes.prompt_tokens + axes.output_tokens
     clients = one.case.point.clients or 0
-    return (axes.rate_per_s or 0.0) * tokens / axes.devices, clients, axes.requests
+    devices = 1 if one.case.groups else axes.devices
+    return (axes.rate_per_s or 0.0) * tokens / devices, clients, axes.requests
 
 
 def _ranked(here: Sequence[Found], promised: bool) -> list[Found]:
@@ -258,6 +262,8 @@ def _load(case: Case) -> str:
 
 
 def _devices(bench: Bench, case: Case, several: bool) -> str:
+    if bench.fleet:
+        return bench.name
     count = case.axes.devices
     return bench.hardware.name if count == 1 and not several else f"{count} {bench.hardware.name}"
 
@@ -316,7 +322,11 @@ def notes(bench: Bench, found: Sequence[Found]) -> list[str]:
     """Returns the notes that a reader of the figures needs."""
     told = ["figures are means over replicas; requests and levels over time are those of the first one"]
     rooms = {one.case.axes.label: one for one in found}
-    told += [f"{name}: {one.room} a server" for name, one in rooms.items()]
+    for name, one in rooms.items():
+        several = len({*one.rooms}) > 1
+        of = [f"{group.name}, " for group in bench.fleet] if several else [""]
+        told += [f"{each}{name}: {room} a server" for each, room in zip(of, one.rooms, strict=False)]
+    told += [_by_group(bench, one) for one in found if len(bench.fleet) > 1]
     for one in found:
         share = one.value("prefix_hit_share") if "prefix_hit_share" in one.replicas[0] else None
         if share is not None:
@@ -328,6 +338,16 @@ def notes(bench: Bench, found: Sequence[Found]) -> list[str]:
     if bench.scenario.replicas == 1:
         told.append("one replica: no interval says how far chance goes; set replicas")
     return told
+
+
+def _by_group(bench: Bench, one: Found) -> str:
+    """Returns what each group of a fleet does, in words."""
+    each = []
+    for number, group in enumerate(bench.fleet, 1):
+        share, busy = (one.value(f"{GROUP}.{number}.{name}") for name in ("request_share", "utilisation"))
+        if share is not None and busy is not None:
+            each.append(f"{group.name} {share:.1%} (busy {busy:.0%})")
+    return f"{_load(one.case)}, {one.case.axes.label}: share of the requests: {', '.join(each) or 'none'}"
 
 
 def _autoscaled(found: Sequence[Found]) -> list[str]:
@@ -369,19 +389,20 @@ def _beyond_memory(bench: Bench, found: Sequence[Found]) -> list[str]:
     """Returns a warning if a scenario gives a server more KV blocks than the device's memory holds."""
     if bench.scenario.kv_blocks is None:
         return []
-    needed = [
-        (one.room.kv_tokens * model.kv_bytes_per_token + model.weight_bytes, one.case.axes.label)
-        for one in found
-        for model in (bench.model(one.case.axes.ranks),)
-    ]
-    most, name = max(needed)
-    have = bench.hardware.memory_bytes
-    if most <= have:
-        return []
-    return [
-        f"kv_blocks: {name}: they and the weights take {most / 1e9:,.0f} GB, and {bench.hardware.name} has"
-        f" {have / 1e9:.0f}"
-    ]
+    told: dict[str, None] = {}
+    for place, own in enumerate(bench.benches):
+        needed = [
+            (one.rooms[place].kv_tokens * model.kv_bytes_per_token + model.weight_bytes, part.axes.label)
+            for one in found
+            for part in (bench.parts(one.case)[place][1],)
+            for model in (own.model(part.ranks),)
+        ]
+        most, name = max(needed)
+        have = own.hardware.memory_bytes
+        if most > have:
+            text = f"they and the weights take {most / 1e9:,.0f} GB, and {own.hardware.name} has"
+            told[f"kv_blocks: {name}: {text} {have / 1e9:.0f}"] = None
+    return list(told)
 
 
 def warnings(bench: Bench, found: Sequence[Found], shares: Mapping[str, float]) -> list[str]:
@@ -406,7 +427,7 @@ def warnings(bench: Bench, found: Sequence[Found], shares: Mapping[str, float]) 
     left_out = max(one.left_out for one in found)
     if left_out:
         told.append(f"{left_out:,} recorded requests without prompt or answer are left out")
-    told += unmeasured(shares, bench.hardware.name)
+    told += unmeasured(shares, bench.name)
     unseen, name = max((one.unseen_gaps, one.case.axes.label) for one in found)
     if unseen > 0.05:
         told.append(

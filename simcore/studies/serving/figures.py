@@ -100,7 +100,7 @@ def figures(
     found |= _spread("itl", weighted_percentiles(*gaps(steps_in(journal, window))), mean_gap_s(came))
     found |= _throughput(served, journal, window)
     found |= attainment(came, took_s, slo, window.length_s)
-    found |= _occupancy(served, journal, kv_limit, servers, window)
+    found |= occupancy(journal, kv_limit, servers, window)
     found |= _queue(served, window)
     found |= _counts(served, journal)
     return found
@@ -294,9 +294,8 @@ def _kept(served: Served, found_s: Mapping[str, Floats], slo: Promised) -> dict[
     return kept
 
 
-def _occupancy(
-    served: Served, journal: Steps, kv_limit: float, servers: int, window: Window
-) -> dict[str, Figure]:
+def occupancy(journal: Steps, kv_limit: float, servers: int, window: Window) -> dict[str, Figure]:
+    """Returns by how much servers, batches and memory were in use, from the steps of `servers` servers."""
     limits_s, length_s = (window.begin_s, window.end_s), window.length_s
     begin_s, until_s, used, peak = stretches(journal)
     from_s, to_s = begin_s.clip(*limits_s), until_s.clip(*limits_s)

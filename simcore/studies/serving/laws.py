@@ -5,7 +5,7 @@
 3  clock         times are finite and not negative, and no step ends before it starts
 4  capacity      a server never holds more KV than its limit
 5  in turn       on each server the order of first scheduling is that of arrival, so no request starves
-                 (not checked if `in_turn` is off: shortest first)
+                 (not checked of servers `out_of_turn`: shortest first)
 6  Little        area under the number in the system = sum of the times spent in it:
                      integral N(t) dt = sum(finish_s - arrival_s),  N counted while the run lasts
 7  decoding      steps decode no longer than requests are between their first and their last token:
@@ -20,7 +20,7 @@ the other; law 7 is the same for the requests that decode, with the journal's co
 Times that are equal except for rounding count as equal, as in `simcore.machine.laws`.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -38,14 +38,14 @@ REQUEST_TIMES = ("arrival_s", "scheduled_s", "first_token_s", "finish_s")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Run:
-    """The run that laws check. `kv_limit`: units of KV of one server; `in_turn`: whether the order of arrival
-    is kept; `occupancy`: the machine's count of requests, or None; `fleet`: which servers, of `ranks` ranks
-    each, held their devices when, or None."""
+    """The run that laws check. `kv_limit`: units of KV of one server; `out_of_turn`: ranks of servers that do
+    not keep the order of arrival; `occupancy`: the machine's count of requests, or None; `fleet`: which
+    servers, of `ranks` ranks each, held their devices when, or None."""
 
     served: Served
     journal: Steps
     kv_limit: float
-    in_turn: bool = True
+    out_of_turn: Collection[int] = ()
     occupancy: Occupancy | None = None
     fleet: Fleet | None = None
     ranks: int = 1
@@ -96,10 +96,8 @@ def capacity(run: Run) -> Iterator[str]:
 
 def in_turn(run: Run) -> Iterator[str]:
     """Law 5."""
-    if not run.in_turn:
-        return
     served = run.served
-    done = np.flatnonzero(served.finished)
+    done = np.flatnonzero(served.finished & ~np.isin(served.instance, sorted(run.out_of_turn)))
     order = done[np.lexsort((served.scheduled_s[done], served.arrival_s[done], served.instance[done]))]
     scheduled_s, instance = served.scheduled_s[order], served.instance[order]
     overtaken = _before(scheduled_s[1:], scheduled_s[:-1]) & (instance[1:] == instance[:-1])

@@ -57,14 +57,13 @@ def round_robin(servers: int) -> Choice:
 
 @dataclass(slots=True)
 class PrefixAware:
-    """Chooses by prefix. Remembers for each server the last `most` blocks of prompts sent to it."""
+    """Chooses by prefix. Remembers for each server the last blocks of prompts sent to it, `most` of each."""
 
-    servers: int
-    most: int
+    most: Sequence[int]
     sent: list[OrderedDict[int, None]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.sent = [OrderedDict() for _ in range(self.servers)]
+        self.sent = [OrderedDict() for _ in self.most]
 
     def __call__(self, request: Request, open_requests: Sequence[int]) -> int:
         """See `Choice`."""
@@ -72,7 +71,7 @@ class PrefixAware:
         names = list(identities(request, 0, blocks, ROUTER_BLOCK))
         matched = [sum(1 for _ in takewhile(sent.__contains__, names)) for sent in self.sent]
         chosen = self._chosen(matched, max(1, blocks), open_requests)
-        self._remember(self.sent[chosen], names)
+        self._remember(self.sent[chosen], names, self.most[chosen])
         return chosen
 
     def _chosen(self, matched: Sequence[int], blocks: int, open_requests: Sequence[int]) -> int:
@@ -89,12 +88,12 @@ class PrefixAware:
         """Forgets what was sent to a server, whose cache is lost."""
         self.sent[server].clear()
 
-    def _remember(self, sent: OrderedDict[int, None], names: Sequence[int]) -> None:
+    def _remember(self, sent: OrderedDict[int, None], names: Sequence[int], most: int) -> None:
         # In reverse order, so that the beginning of a prompt is remembered longer than its end.
         for name in reversed(names):
             sent[name] = None
             sent.move_to_end(name)
-        while len(sent) > self.most:
+        while len(sent) > most:
             sent.popitem(last=False)
 
 
@@ -140,20 +139,20 @@ class Router:
         self.open_requests[self.ranks.index(request.instance)] -= 1
 
 
-def choice(routing: str, servers: int, kv_tokens: int) -> Choice:
-    """Returns the choice among `servers` servers with room for `kv_tokens` in each one's cache."""
+def choice(routing: str, kv_tokens: Sequence[int]) -> Choice:
+    """Returns the choice among servers. `kv_tokens`: room in each one's cache."""
     choices: dict[str, Choice] = {
         "least_loaded": least_loaded,
-        "round_robin": round_robin(servers),
-        "prefix_aware": PrefixAware(servers, kv_tokens // ROUTER_BLOCK),
+        "round_robin": round_robin(len(kv_tokens)),
+        "prefix_aware": PrefixAware([tokens // ROUTER_BLOCK for tokens in kv_tokens]),
     }
     return choices[routing]
 
 
-def router(routing: str, servers: int, ranks: int, kv_tokens: int) -> Router:
-    """Returns a router to `servers` servers of `ranks` devices each, with room for `kv_tokens` in each one's
-    cache."""
-    return Router([i * ranks for i in range(servers)], choice(routing, servers, kv_tokens), [0] * servers)
+def router(routing: str, ranks: Sequence[int], kv_tokens: Sequence[int]) -> Router:
+    """Returns a router to servers. `ranks`: the rank that takes each one's requests; `kv_tokens`: room in
+    each one's cache."""
+    return Router(ranks, choice(routing, kv_tokens), [0] * len(ranks))
 
 
 def offer(simulation: Run, workload: Workload, drawn: Drawn, to: Sender, journal: Journal) -> list[Request]:

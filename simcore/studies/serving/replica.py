@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from simcore.studies.columns import WHOLE_RUN
 from simcore.studies.serving.autoscaling import Fleet
 from simcore.studies.serving.figures import Figure, both, prefix_hit_share
+from simcore.studies.serving.of_groups import of_groups
 from simcore.studies.serving.of_tenants import of_tenants
 from simcore.studies.serving.runner import Bench, Case, Result
 from simcore.studies.serving.scenario import WholeRun
@@ -25,20 +26,23 @@ def window_of(bench: Bench, case: Case, result: Result) -> Window:
 def figures_of(bench: Bench, result: Result, case: Case, window: Window) -> Mapping[str, Figure]:
     """Returns every figure of a run by its name."""
     slos = bench.scenario.slos
+    journal, kv_limit = result.kv
     found = both(
         result.served,
-        result.journal,
-        kv_limit=result.room.limit,
+        journal,
+        kv_limit=kv_limit,
         servers=case.servers,
         slo=list(slos.values()) if slos else bench.scenario.slo,
         window=window,
     )
     found |= of_tenants(result.served, window, slos)
-    if getattr(case.strategy, "prefix_caching", False):
+    if bench.fleet:
+        found |= of_groups(result, window)
+    if any(getattr(part.strategy, "prefix_caching", False) for _, part in bench.parts(case)):
         found["prefix_hit_share"] = prefix_hit_share(result.served)
     if result.fleet is not None:
         found |= _of_servers_that_run(found, result.fleet, window, whole_run(result.served))
-        found |= _held(result.fleet, *result.served.window_s, case.axes.ranks)
+        found |= _held(result.fleet, *result.served.window_s, case.ranks)
     return found
 
 

@@ -1,12 +1,15 @@
-"""Runs cases of a serving scenario on one device: a strategy, a load, a number of devices, a replica.
+"""Runs cases of a serving scenario: a strategy, a load, a number of devices, a replica.
 
-Every server is a group of `ranks` devices in lockstep; one of them is simulated for all.
+Every server is a group of `ranks` devices in lockstep; one of them is simulated for all. Servers of a case
+are alike, or in a fleet those of each of its groups; all take their requests from one router.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
+
+import numpy as np
 
 from simcore.input.files import InputError
 from simcore.machine import laws
@@ -20,6 +23,7 @@ from simcore.sim import contention
 from simcore.sim.garbage import no_collections
 from simcore.sim.graph_pricer import End, GraphPricer, Known, PricedGroups
 from simcore.sim.runs import Run, Setup
+from simcore.sim.simulation import RankKind
 from simcore.studies.common import ServingAxes, shares_of
 from simcore.studies.hardware import Hardware, at_end
 from simcore.studies.own import OwnError, blamed
@@ -38,52 +42,113 @@ from simcore.workload.drawn import Drawn, Tenants
 from simcore.workload.requests import Journal, Request
 
 SERVER = "server"
+# Graph prices by device of a fleet and ranks.
+FoundOut = Mapping[tuple[int, int], Mapping[str, Known]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Case:
     """One strategy at one load; every list field has one value. `scaling`: the rule by which servers start
-    and stop, None if all run all the time."""
+    and stop, None if all run all the time. `groups`: of a fleet, each of its groups as a case by itself."""
 
     axes: ServingAxes
     point: Point
     strategy: ServingStrategy
     scaling: Rule | None = None
+    groups: "tuple[Case, ...]" = ()
+
+    @property
+    def ranks(self) -> int:
+        """Devices of a server. Raises ValueError in a fleet whose servers differ in them."""
+        if self.axes.ranks is None:
+            raise ValueError(f"{self.axes.label}: servers differ in their ranks")
+        return self.axes.ranks
 
     @property
     def servers(self) -> int:
         """Number of groups of devices that each serve independently; with autoscaling, the most."""
-        return self.axes.devices // self.axes.ranks
+        return sum(one.servers for one in self.groups) or self.axes.devices // self.ranks
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Group:
+    """Servers of a fleet that are alike. `name`: in words; `base`: their device without its changes; `bench`:
+    of their device; `strategies`: returns the strategies of a scenario as they run here."""
+
+    name: str
+    base: str
+    bench: "Bench"
+    servers: int
+    ranks: int
+    strategies: Callable[[ServingScenario], Sequence[ServingStrategy]]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Servers:
+    """Servers of a run that are alike, on the ranks from `first` on. `name`: in words."""
+
+    name: str
+    bench: "Bench"
+    case: Case
+    room: Room
+    first: int
+
+    @property
+    def ranks(self) -> range:
+        """The first rank of each server."""
+        return range(self.first, self.first + self.case.axes.devices, self.case.ranks)
+
+    def program(self, m: Machine, journal: Journal) -> Program:
+        """Returns the schedule of one server."""
+        return self.bench.program(self.case, self.room, m, journal)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Result:
-    """The results of one run. `opens`: which requests open a session, [requests]; None: no sessions. `fleet`:
-    which servers held their devices when; None in a scenario without autoscaling."""
+    """The results of one run. `groups`: its servers, those that are alike together. `opens`: which requests
+    open a session, [requests]; None: no sessions. `fleet`: which servers held their devices when; None in a
+    scenario without autoscaling."""
 
     served: Served
     journal: Steps
-    room: Room
+    groups: tuple[Servers, ...]
     trace: Trace
     left_out: int
     opens: Bools | None = None
     fleet: Fleet | None = None
 
+    @property
+    def room(self) -> Room:
+        """The room for KV of a server of the first group."""
+        return self.groups[0].room
+
+    @property
+    def kv(self) -> tuple[Steps, float]:
+        """The journal, and how much KV a server holds at most in it: where that differs between servers, KV
+        counts in shares of each one's."""
+        limits = [group.room.limit for group in self.groups]
+        if len({*limits}) == 1:
+            return self.journal, limits[0]
+        of = np.repeat(np.array(limits, float), [group.case.axes.devices for group in self.groups])
+        limit = of[self.journal["instance"].astype(np.intp)]
+        shares = {name: self.journal[name] / limit for name in ("kv_used", "kv_peak")}
+        return {**self.journal, **shares}, 1.0
+
 
 @dataclass(slots=True)
 class Found:
     """The results of a case: for each replica its figures, its window and the number of requests answered in
-    it. Of the first replica: `ends` are the figures at the fast and the slow end of all prices, `requests`
-    and `levels` the tables, `unseen_gaps` the share of the time between tokens that the percentiles of ITL
-    leave out, `trace` its launches, kept for one case only. `chance`: intervals of percentiles by the order
-    of requests, if there is only one replica."""
+    it. `rooms`: for KV, of a server of each group. Of the first replica: `ends` are the figures at the fast
+    and the slow end of all prices, `requests` and `levels` the tables, `unseen_gaps` the share of the time
+    between tokens that the percentiles of ITL leave out, `trace` its launches, kept for one case only.
+    `chance`: intervals of percentiles by the order of requests, if there is only one replica."""
 
     case: Case
     replicas: list[Mapping[str, Figure]]
     windows: list[Window]
     measured: list[int]
     sources: dict[SourceKind, float]
-    room: Room
+    rooms: tuple[Room, ...]
     left_out: int
     unseen_gaps: float
     requests: dict[str, Any]
@@ -99,14 +164,35 @@ class Found:
 
 @dataclass
 class Bench:
-    """Runs cases of one scenario on one device, and caches models and prices."""
+    """Runs cases of one scenario on one device, and caches models and prices. `fleet`: the groups of servers
+    that stand in the place of the device, each with a bench; `hardware` is then that of the first."""
 
     scenario: ServingScenario
     config: DecoderConfig
     hardware: Hardware
+    fleet: tuple[Group, ...] = ()
     models: dict[int, ServedDecoder] = field(default_factory=dict)
     prices: dict[tuple[int, End], tuple[Pricer, GraphPricer]] = field(default_factory=dict)
     groups: dict[int, PricedGroups] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """The device in words, or the fleet."""
+        return " + ".join(group.name for group in self.fleet) or self.hardware.name
+
+    @property
+    def benches(self) -> "list[Bench]":
+        """The benches of its devices."""
+        return [group.bench for group in self.fleet] or [self]
+
+    def parts(self, case: Case) -> "list[tuple[Bench, Case]]":
+        """Returns the servers of a case that are alike as a case each, with the bench of their device."""
+        return list(zip(self.benches, case.groups, strict=True)) if self.fleet else [(self, case)]
+
+    def of(self, scenario: ServingScenario) -> "Bench":
+        """Returns the bench of another scenario with the same model, device and prices."""
+        fleet = tuple(replace(one, bench=one.bench.of(_alone(scenario, one))) for one in self.fleet)
+        return replace(self, scenario=scenario, fleet=fleet)
 
     def model(self, ranks: int) -> ServedDecoder:
         """Returns the sharded model. Raises ModelError if it cannot be sharded so."""
@@ -131,21 +217,32 @@ class Bench:
             self.prices[key] = at_end(plain, end), graph_pricer
         return self.prices[key]
 
-    def found_out(self) -> dict[int, dict[str, Known]]:
-        """Returns the graph prices found since the last call, by ranks."""
-        return {ranks: groups.fresh() for ranks, groups in self.groups.items()}
+    def settle(self) -> None:
+        """Makes no more prices curves that are lines so far."""
+        for bench in self.benches:
+            for _, graph_pricer in bench.prices.values():
+                graph_pricer.settle()
 
-    def take_over(self, found: Mapping[int, Mapping[str, Known]]) -> None:
+    def found_out(self) -> FoundOut:
+        """Returns the graph prices found since the last call, by device (of a fleet: by group) and ranks."""
+        return {
+            (place, ranks): groups.fresh()
+            for place, bench in enumerate(self.benches)
+            for ranks, groups in bench.groups.items()
+        }
+
+    def take_over(self, found: FoundOut) -> None:
         """Adds graph prices that another process has found."""
-        for ranks, known in found.items():
-            self.groups[ranks].add(known)
+        for (place, ranks), known in found.items():
+            self.benches[place].groups[ranks].add(known)
 
     def keep_prices(self) -> None:
         """Saves the known graph prices for other runs."""
-        if self.hardware.kept is not None:
-            for ranks, groups in self.groups.items():
-                if groups.grown:
-                    self.hardware.kept.save(ranks, groups.known)
+        for bench in self.benches:
+            if bench.hardware.kept is not None:
+                for ranks, groups in bench.groups.items():
+                    if groups.grown:
+                        bench.hardware.kept.save(ranks, groups.known)
 
     def draw(self, case: Case, replica: int) -> Drawn:
         """Returns the requests of a case. Raises InputError if a file of it cannot be read."""
@@ -175,14 +272,14 @@ class Bench:
 
     def program(self, case: Case, room: Room, m: Machine, journal: Journal) -> Program:
         """Returns the schedule of a case on one machine."""
-        return case.strategy.program(m, self.model(case.axes.ranks), journal, room)
+        return case.strategy.program(m, self.model(case.ranks), journal, room)
 
     def room(self, case: Case, drawn: Drawn) -> Room:
         """Returns a server's room for KV. Raises InputError if it is too small for one request."""
         scenario, longest = self.scenario, drawn.longest_prompt + drawn.max_tokens
         memory = ServerMemory(
             self.hardware,
-            self.model(case.axes.ranks),
+            self.model(case.ranks),
             scenario.memory_share,
             scenario.kv_blocks,
             drawn.longest_prompt,
@@ -211,7 +308,7 @@ class Prepared:
 
     bench: Bench
     case: Case
-    room: Room
+    groups: tuple[Servers, ...]
     journal: Journal
     simulation: Run
     requests: list[Request]
@@ -227,8 +324,10 @@ class Prepared:
             self.simulation.run(self._program)
 
     def _program(self, m: Machine) -> Program:
+        servers = next(one for one in reversed(self.groups) if one.first <= m.rank)
+
         def serve() -> Program:
-            return self.bench.program(self.case, self.room, m, self.journal)
+            return servers.program(m, self.journal)
 
         return serve() if self.scaler is None else self.scaler.program(m, serve)
 
@@ -245,20 +344,22 @@ class Prepared:
         found = Result(
             served(self.requests, None if self.tenants is None else self.tenants.of),
             self.journal.table(),
-            self.room,
+            self.groups,
             self.simulation.trace,
             self.left_out,
             self.opens,
             self.fleet,
         )
+        journal, kv_limit = found.kv
         run = serving_laws.Run(
             found.served,
-            found.journal,
-            self.room.limit,
-            self.case.strategy.in_turn,
+            journal,
+            kv_limit,
+            {rank for group in self.groups if not group.case.strategy.in_turn for rank in group.ranks},
             self.occupancy,
             found.fleet,
-            self.case.axes.ranks,
+            # Only servers that are alike start and stop.
+            self.groups[0].case.ranks,
         )
         serving_laws.enforce(run)
         return found
@@ -267,37 +368,75 @@ class Prepared:
 def prepared(bench: Bench, case: Case, replica: int, end: End = "value", most: int | None = None) -> Prepared:
     """Prepares a run up to its event loop: draws the requests, makes the machine and the servers."""
     drawn = bench.draw(case, replica)
-    room = bench.room(case, drawn)
+    groups = _servers(bench, case, drawn)
     drawn = drawn if most is None else drawn.first(most)
     journal = Journal()
-    price, graph_pricer = bench.price(case.axes.ranks, end)
+    first, *others = [_kind(group, end) for group in groups]
     setup = Setup(
-        model=bench.model(case.axes.ranks),
-        price=price,
-        mesh={SERVER: case.servers, TENSOR: case.axes.ranks},
-        roofline=bench.hardware.roofline,
-        overheads=bench.hardware.overheads,
-        rates=_rates(bench.scenario, bench.hardware, end),
+        model=groups[0].bench.model(groups[0].case.ranks),
+        price=first.price,
+        mesh=first.mesh,
+        roofline=first.roofline,
+        overheads=first.overheads,
+        rates=first.rates,
         lockstep=(TENSOR,),
         rows=True,
-        graph_pricer=graph_pricer,
+        graph_pricer=first.graph_pricer,
+        others=others,
         case=repr((case.axes, replica)),
         title=_title(case.axes),
         holds={"kv_tokens": len(drawn.prompt_tokens) * (drawn.longest_prompt + drawn.max_tokens)},
     )
     simulation = bench.hardware.start(setup)
-    scaler = None if case.scaling is None else _scaler(bench, case, room, simulation, case.scaling)
-    to = scaler or router(bench.scenario.routing, case.servers, case.axes.ranks, room.kv_tokens)
+    ranks = [rank for group in groups for rank in group.ranks]
+    kv_tokens = [group.room.kv_tokens for group in groups for _ in group.ranks]
+    scaler = None
+    if case.scaling is not None:
+        scaler = Scaler(simulation, case.scaling, ranks, choice(bench.scenario.routing, kv_tokens))
+    to = scaler or router(bench.scenario.routing, ranks, kv_tokens)
     requests = offer(simulation, case.point.workload, drawn, to, journal)
     occupancy = _counted(simulation, journal)
     opens = None if drawn.turns is None else drawn.turns.opens
     left, tenants = drawn.left_out, drawn.tenants
-    return Prepared(bench, case, room, journal, simulation, requests, occupancy, left, opens, tenants, scaler)
+    return Prepared(
+        bench, case, groups, journal, simulation, requests, occupancy, left, opens, tenants, scaler
+    )
 
 
-def _scaler(bench: Bench, case: Case, room: Room, simulation: Run, rule: Rule) -> Scaler:
-    ranks = range(0, case.axes.devices, case.axes.ranks)
-    return Scaler(simulation, rule, ranks, choice(bench.scenario.routing, len(ranks), room.kv_tokens))
+def _servers(bench: Bench, case: Case, drawn: Drawn) -> tuple[Servers, ...]:
+    """Returns the servers of a case, those that are alike together. Raises InputError if the room for KV of
+    some is too small for one request."""
+    found: list[Servers] = []
+    first = 0
+    for place, (own, part) in enumerate(bench.parts(case)):
+        name = bench.fleet[place].name if bench.fleet else bench.name
+        found.append(Servers(name, own, part, own.room(part, drawn), first))
+        first += part.axes.devices
+    return tuple(found)
+
+
+def _kind(servers: Servers, end: End) -> RankKind:
+    """Returns the ranks of servers that are alike as the machine needs them."""
+    bench, case = servers.bench, servers.case
+    price, graph_pricer = bench.price(case.ranks, end)
+    return RankKind(
+        price=price,
+        mesh={SERVER: case.servers, TENSOR: case.ranks},
+        roofline=bench.hardware.roofline,
+        overheads=bench.hardware.overheads,
+        rates=_rates(bench.scenario, bench.hardware, end),
+        graph_pricer=graph_pricer,
+    )
+
+
+# What a fleet's groups have of their own: the rest is the scenario's.
+_OF_GROUP = ("device", "fleets", "devices", "profile", "link", "strategies", "autoscaling")
+
+
+def _alone(scenario: ServingScenario, group: Group) -> ServingScenario:
+    """Returns the scenario of a group of a fleet, with what a scenario of the fleet says of all."""
+    own = {name: getattr(group.bench.scenario, name) for name in _OF_GROUP}
+    return scenario.model_copy(update=own)
 
 
 def _title(axes: ServingAxes) -> str:

@@ -1,17 +1,29 @@
 """Scenarios of the study `serving`: arriving requests, strategies, SLOs.
 
-servers of a strategy = devices // ranks
+servers of a strategy = devices // ranks, or those of the groups of a fleet
 runs = devices * workloads * sum over strategies of their variants * rules of autoscaling * replicas
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from itertools import product
+from math import prod
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
-from simcore.input.fields import MOST_RUNS, FieldError, Many, Strict, count, single_valued
-from simcore.studies.fields import Common
+from simcore.input.fields import (
+    MOST_RUNS,
+    Device,
+    DeviceChoice,
+    FieldError,
+    Many,
+    OneDevice,
+    Strict,
+    count,
+    single_valued,
+)
+from simcore.studies.fields import Common, SeveralRanks
 from simcore.studies.own import OrOwn, check_labels
 from simcore.studies.serving.autoscaling import Autoscaling, FixedFleet, Rule
 from simcore.studies.serving.kv_memory import MemoryShare
@@ -28,7 +40,9 @@ from simcore.workload.spec import ClosedLoop, ConstantLength, OfTenants, Slo, Tr
 MOST_REQUESTS_IN_ALL = 1_000_000_000
 # Most checks of autoscaling in a server's start, or for which a wanted number is kept.
 MOST_CHECKS = 10_000
-Devices = Annotated[int, Field(ge=1, le=1024)]
+MOST_DEVICES = 1024
+Devices = Annotated[int, Field(ge=1, le=MOST_DEVICES)]
+MOST_GROUPS = 64
 
 
 class SharedMemory(Strict):
@@ -82,10 +96,59 @@ class WholeRun(Strict):
 Measure = SteadyState | WholeRun
 
 
+class ServerGroup(Strict):
+    """Servers of a fleet that are alike."""
+
+    device: Device = Field(description="device of these servers, as the field `device` of a scenario")
+    servers: Many[Devices] = Field([1], description="number of these servers")
+    ranks: SeveralRanks = [1]
+    profile: str | None = Field(None, description="a profile of the device, in place of the scenario's")
+    link: Annotated[str, Field(min_length=1)] | None = Field(
+        None, description="a link of the device, in place of the scenario's"
+    )
+    strategy: dict[str, Any] = Field(
+        {}, description="fields of each strategy that these servers have otherwise, such as max_sequences"
+    )
+
+    @property
+    def one(self) -> OneDevice:
+        """The device of a single-valued group."""
+        (one,) = self.device.each()
+        return one
+
+    @property
+    def devices(self) -> int:
+        """Devices of a single-valued group."""
+        return self.servers[0] * self.ranks[0]
+
+    def each(self) -> "Iterator[ServerGroup]":
+        """Yields the groups that lists make of it; the last field varies fastest."""
+        for one in self.device.each():
+            device = DeviceChoice(base=one.base, change=dict(one.change), name=one.name)
+            yield from single_valued(self.model_copy(update={"device": device}))
+
+
+# The groups of a fleet, behind one router; every list in them has one value.
+Groups = tuple[ServerGroup, ...]
+
+
 class ServingScenario(Common):
     """Study `serving`: latency and throughput of requests, by strategy, load and number of devices."""
 
     study: Literal["serving"]
+    device: Many[Device] = Field(
+        [],
+        description="device that it runs on: a name (`simcore devices`), a path to a YAML file, or one with"
+        " changed figures; several are ranked; fleets stand in its place",
+    )
+    fleets: Annotated[
+        list[Annotated[list[ServerGroup], Field(min_length=1, max_length=MOST_GROUPS)]],
+        Field(max_length=1000),
+    ] = Field(
+        [],
+        description="in place of device and devices: fleets to compare, each a list of groups of servers"
+        " behind one router",
+    )
     workload: Workload = Field(description="requests: when they come and how long they are")
     strategies: Annotated[
         list[Annotated[ServingStrategies, Field(discriminator="kind"), OrOwn(ServingStrategy)]],
@@ -141,8 +204,20 @@ class ServingScenario(Common):
         }
         return Slo(**alike)
 
+    @model_serializer(mode="wrap")
+    def _by_device_or_fleets(self, whole: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        found: dict[str, Any] = whole(self)
+        left_out = ("device", "devices") if self.fleets else ("fleets",)
+        return {name: value for name, value in found.items() if name not in left_out}
+
+    @property
+    def fleets_in_use(self) -> list[Groups]:
+        """The fleets that it runs on, one after the other; empty if it runs on `device`."""
+        return [one for groups in self.fleets for one in product(*(group.each() for group in groups))]
+
     @model_validator(mode="after")
     def _consistent(self) -> "ServingScenario":
+        _check_fleets(self)
         for place, strategy in enumerate(self.strategies):
             _check_ranks(place, strategy, self.devices)
             if isinstance(strategy, IterationBatching):
@@ -168,6 +243,35 @@ class ServingScenario(Common):
     def scales(self) -> bool:
         """Whether servers start and stop in any case."""
         return any(rule is not None for rule in self.rules)
+
+
+def _check_fleets(scenario: ServingScenario) -> None:
+    if not scenario.fleets:
+        if not scenario.device:
+            raise FieldError("device", "is missing; a device, or fleets in its place, is needed")
+        return
+    for name in ("device", "devices"):
+        if name in scenario.model_fields_set:
+            raise FieldError(name, "cannot be given with fleets, whose groups say it; leave it out")
+    if scenario.published:
+        raise FieldError("published", "cannot be given with fleets: published figures are of one device")
+    if scenario.scales:
+        raise FieldError("autoscaling", "cannot be given with fleets: servers that start and stop are alike")
+    for place, strategy in enumerate(scenario.strategies):
+        if strategy.ranks != [1]:
+            raise FieldError(
+                f"strategies[{place}].ranks",
+                f"is {strategy.ranks[0]}; with fleets each group says its own ranks; leave it out",
+            )
+    number = 0
+    for place, groups in enumerate(scenario.fleets):
+        most = sum(max(group.servers) * max(group.ranks) for group in groups)
+        if most > MOST_DEVICES:
+            says = f"makes {most:,} devices; at most {MOST_DEVICES:,} are allowed"
+            raise FieldError(f"fleets[{place}]", says)
+        number += prod(len(list(group.device.each())) * count(group) for group in groups)
+        if number > MOST_RUNS:
+            raise FieldError("fleets", f"make over {MOST_RUNS:,} fleets; at most that many are allowed")
 
 
 def _check_ranks(place: int, strategy: ServingStrategy, devices: list[int]) -> None:
@@ -218,6 +322,7 @@ def _check_amount(scenario: ServingScenario) -> None:
     work = scenario.workload
     variants = sum(map(count, scenario.strategies))
     runs = len(scenario.devices) * count(work) * variants * len(scenario.rules) * scenario.replicas
+    runs *= max(1, len(scenario.fleets_in_use))
     if runs > MOST_RUNS:
         raise FieldError(
             "strategies",
@@ -238,7 +343,8 @@ def _check_amount(scenario: ServingScenario) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One load on one number of devices: a workload in which every list has one value."""
+    """One load on one number of devices: a workload in which every list has one value. `devices`: in all; of
+    a fleet, those of its groups."""
 
     devices: int
     workload: Workload
@@ -268,7 +374,9 @@ class Point:
 
 
 def points(scenario: ServingScenario) -> Iterator[Point]:
-    """Yields every load on every number of devices, in the order of the file's lists."""
-    for devices in scenario.devices:
+    """Yields every load on every number of devices, in the order of the file's lists. A scenario of fleets
+    has one here."""
+    fleets = [sum(group.devices for group in fleet) for fleet in scenario.fleets_in_use]
+    for devices in fleets or scenario.devices:
         for workload in single_valued(scenario.workload):
             yield Point(devices, workload)

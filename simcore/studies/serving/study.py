@@ -21,7 +21,7 @@ from simcore.machine.laws import digest
 from simcore.machine.machine import LawError
 from simcore.machine.trace import Trace
 from simcore.ops.op import SourceKind
-from simcore.sim.graph_pricer import End, Known
+from simcore.sim.graph_pricer import End
 from simcore.studies.columns import BY_PRICES
 from simcore.studies.common import Outcome, Progress, Row, ServingAxes, shares_of
 from simcore.studies.own import OwnError, name_of
@@ -32,9 +32,9 @@ from simcore.studies.serving.certainty import intervals
 from simcore.studies.serving.figures import Figure, latencies, over_replicas, unseen_gaps_s
 from simcore.studies.serving.levels import levels
 from simcore.studies.serving.replica import figures_of, window_of
-from simcore.studies.serving.runner import Bench, Case, Found, Result
+from simcore.studies.serving.runner import Bench, Case, Found, FoundOut, Group, Result
 from simcore.studies.serving.scenario import Point, points
-from simcore.studies.serving.strategies import ServingStrategy, label
+from simcore.studies.serving.strategies import ServingStrategy, engine_of, label
 from simcore.studies.serving.window import Window, whole_run
 from simcore.workload.arrivals import draw
 from simcore.workload.drawn import Drawn, mean_output_tokens, mean_prompt_tokens, offered_rate_per_s
@@ -55,15 +55,42 @@ def cases(bench: Bench) -> Iterator[Case]:
     several = len({point.clients for point in points(bench.scenario)}) > 1
     for point in points(bench.scenario):
         drawn = draw(point.workload, bench.scenario.seed, 0)
-        ways = product(bench.scenario.strategies, bench.scenario.rules)
-        for strategy, rule in ways:
-            for variant in single_valued(strategy):
-                name = label(variant)
+        for variants, rule in product(_variants(bench), bench.scenario.rules):
+            for variant, *own in variants:
+                name = _label(variant, own)
                 if several and point.clients is not None:
                     name += f", {point.clients:,} client{'s' if point.clients > 1 else ''}"
                 if rule is not None:
                     name += f", {rule.label()}"
-                yield Case(_axes(point, drawn, name, variant), point, variant, rule)
+                each = zip(bench.fleet, own, strict=True) if bench.fleet else ()
+                groups = tuple(_of_group(point, drawn, group, mine) for group, mine in each)
+                axes = _axes(point, drawn, name, variant)
+                if bench.fleet:
+                    ranks = {group.ranks for group in bench.fleet}
+                    axes = replace(axes, ranks=ranks.pop() if len(ranks) == 1 else None)
+                yield Case(axes, point, variant, rule, groups)
+
+
+def _label(variant: ServingStrategy, own: Sequence[ServingStrategy]) -> str:
+    """Returns the label of a variant. An engine's settings depend on the device: then those of each group."""
+    if own and engine_of(variant):
+        return " | ".join(dict.fromkeys(one.label() for one in own))
+    return label(variant)
+
+
+def _variants(bench: Bench) -> list[list[tuple[ServingStrategy, ...]]]:
+    """Returns the variants of each strategy, each followed by what it is on the groups of a fleet."""
+    scenario = bench.scenario
+    every = [scenario.strategies, *(group.strategies(scenario) for group in bench.fleet)]
+    return [
+        list(zip(*map(single_valued, strategies), strict=True)) for strategies in zip(*every, strict=True)
+    ]
+
+
+def _of_group(point: Point, drawn: Drawn, group: Group, variant: ServingStrategy) -> Case:
+    """Returns the servers of a group of a fleet as a case by themselves."""
+    axes = _axes(point, drawn, f"{variant.label()}, {group.name}", variant)
+    return Case(replace(axes, devices=group.servers * group.ranks, ranks=group.ranks), point, variant)
 
 
 def _axes(point: Point, drawn: Drawn, name: str, variant: ServingStrategy) -> ServingAxes:
@@ -116,7 +143,13 @@ def run(bench: Bench, progress: Progress) -> Outcome:
 
 def refusal(bench: Bench, case: Case) -> str | None:
     """Returns the reason why a case cannot run, or None if it can."""
-    ranks, hardware = case.axes.ranks, bench.hardware
+    reasons = (_refusal_of(own, part) for own, part in bench.parts(case))
+    return next((reason for reason in reasons if reason is not None), None)
+
+
+def _refusal_of(bench: Bench, case: Case) -> str | None:
+    """Returns the reason why servers that are alike cannot run, or None if they can."""
+    ranks, hardware = case.ranks, bench.hardware
     if ranks > hardware.max_devices:
         most = hardware.max_devices
         return f"{case.axes.label}: {ranks} ranks are more than the {most} that the link connects"
@@ -157,7 +190,7 @@ class _Replica:
     measured: int
     sources: dict[SourceKind, float]
     found: Found | None
-    prices: Mapping[int, Mapping[str, Known]] = field(default_factory=dict)
+    prices: FoundOut = field(default_factory=dict)
 
 
 def _all_found(bench: Bench, wanted: Sequence[Case], progress: Callable[[int, int], None]) -> list[Found]:
@@ -167,11 +200,12 @@ def _all_found(bench: Bench, wanted: Sequence[Case], progress: Callable[[int, in
     other runs, so that results do not depend on which process runs which.
     """
     places = [(case, replica) for case in wanted for replica in range(bench.scenario.replicas)]
-    seen: set[tuple[int, str]] = set()
+    seen: set[tuple[int, int, str]] = set()
     first: list[int] = []
     others: list[int] = []
     for i, (case, replica) in enumerate(places):
-        prices = {(case.axes.ranks, end) for end in ("value", *(_ends(bench, case) if not replica else ()))}
+        ends = ("value", *(_ends(bench, case) if not replica else ()))
+        prices = {(id(own.prices), part.ranks, end) for own, part in bench.parts(case) for end in ends}
         (others if prices <= seen else first).append(i)
         seen |= prices
 
@@ -185,8 +219,7 @@ def _all_found(bench: Bench, wanted: Sequence[Case], progress: Callable[[int, in
 
     begun = in_processes(lambda i: work(first[i]), len(first), 1, partial(told, 0))
     gave = dict(zip(first, begun, strict=True))
-    for _, graph_pricer in bench.prices.values():
-        graph_pricer.settle()
+    bench.settle()
     rest = in_processes(
         lambda i: work(others[i]), len(others), bench.hardware.jobs, partial(told, len(first))
     )
@@ -231,10 +264,10 @@ def _first(bench: Bench, case: Case, *, keep_trace: bool) -> _Replica:
         [],
         [],
         {},
-        first.room,
+        tuple(group.room for group in first.groups),
         first.left_out,
         unseen_gaps_s(served, journal) / between_s if between_s else 0.0,
-        _requests(first, window, list(bench.scenario.slos)),
+        _requests(first, window, list(bench.scenario.slos), bench),
         _levels(first, case.servers),
         first.trace if keep_trace else None,
     )
@@ -277,10 +310,14 @@ def _check_repeatable(bench: Bench, found: Found) -> Trace:
 
 def _rows(one: Found, found: Sequence[Found]) -> Iterator[Row]:
     axes, count = one.case.axes, len(one.replicas)
-    room = float(one.room.kv_tokens)
-    # All replicas have the same room.
-    end = room if count > 1 else None
-    yield Row(axes, "kv_tokens", room, "tokens", end, end, "KV cache of a server")
+    rooms = {float(room.kv_tokens) for room in one.rooms}
+    if len(rooms) == 1:
+        room = rooms.pop()
+        # All replicas have the same room.
+        end = room if count > 1 else None
+        yield Row(axes, "kv_tokens", room, "tokens", end, end, "KV cache of a server")
+    else:
+        yield Row(axes, "kv_tokens", None, "tokens", source="the servers' KV caches differ")
     source = f"95 % interval over {count} replicas" if count > 1 else "one replica"
     for name, (value, low, high) in over_replicas(one.replicas).items():
         unit = one.replicas[0][name][1]
@@ -332,10 +369,12 @@ def _place(one: Found) -> dict[str, Any]:
     }
 
 
-def _requests(result: Result, window: Window, tenants: Sequence[str]) -> dict[str, Any]:
+def _requests(result: Result, window: Window, tenants: Sequence[str], bench: Bench) -> dict[str, Any]:
     """Returns the requests of a run, as columns; `measured`: whether they came in its window; `tenant` only
-    if there are `tenants`, by name."""
+    if there are `tenants`, by name; `group` only of a fleet."""
     served = result.served
+    ends = np.array([group.ranks.stop for group in result.groups])
+    names_of = np.array([group.name for group in result.groups], dtype=object)
     names = (
         *("instance", "arrival_s", "scheduled_s", "first_token_s", "finish_s", "prompt_tokens"),
         *("output_tokens", "preemptions", "cached_prompt_tokens"),
@@ -343,6 +382,7 @@ def _requests(result: Result, window: Window, tenants: Sequence[str]) -> dict[st
     return {
         "request": served.id,
         **({"tenant": np.array(tenants, dtype=object)[served.tenant]} if tenants else {}),
+        **({"group": names_of[np.searchsorted(ends, served.instance, "right")]} if bench.fleet else {}),
         **{name: getattr(served, name) for name in names},
         "status": np.where(served.rejected, "rejected", "finished"),
         "measured": window.came,
@@ -351,9 +391,8 @@ def _requests(result: Result, window: Window, tenants: Sequence[str]) -> dict[st
 
 def _levels(result: Result, servers: int) -> dict[str, Any]:
     """Returns the levels of a run over time, as columns; with autoscaling the number of servers too."""
-    found: dict[str, Any] = dict(
-        levels(result.served, result.journal, kv_limit=result.room.limit, servers=servers)
-    )
+    journal, kv_limit = result.kv
+    found: dict[str, Any] = dict(levels(result.served, journal, kv_limit=kv_limit, servers=servers))
     if result.fleet is not None:
         found["servers"] = result.fleet.at(found["t_s"])
     return found
@@ -368,7 +407,8 @@ def _stacked(parts: Sequence[tuple[dict[str, Any], dict[str, Any]]]) -> dict[str
     which = np.repeat(np.arange(len(parts), dtype=np.int32), lengths)
     stacked: dict[str, Any] = {}
     for name in parts[0][0]:
-        values = pa.array([place[name] for place, _ in parts])
+        # Servers of a fleet may differ in their ranks, and then there are none.
+        values = pa.array([place[name] for place, _ in parts], pa.int64() if name == "ranks" else None)
         stacked[name] = pa.DictionaryArray.from_arrays(pa.array(which), values).dictionary_decode()
     for name in parts[0][1]:
         stacked[name] = np.concatenate([columns[name] for _, columns in parts])
@@ -389,16 +429,17 @@ def tape(bench: Bench, record: Any) -> list[str]:
         if case.axes.label in seen or refusal(bench, case) is not None:
             continue
         seen.add(case.axes.label)
-        drawn = bench.draw(case, 0)
-        room = bench.room(case, drawn)
-        few = [r for r, _ in zip(drawn_requests(drawn), range(MOST_PRINTED), strict=False)]
-        for request in few:
-            request.arrival_s = 0.0
-        with bench.blamed(case):
-            found = record(
-                lambda m, case=case, room=room: bench.program(case, room, m, Journal()),
-                mesh={"server": 1, "tensor": case.axes.ranks},
-                inbox=few,
-            )
-        lines += [f"# {case.axes.label}, {len(few)} requests at once", *found.lines]
+        for own, part in bench.parts(case):
+            drawn = own.draw(part, 0)
+            room = own.room(part, drawn)
+            few = [r for r, _ in zip(drawn_requests(drawn), range(MOST_PRINTED), strict=False)]
+            for request in few:
+                request.arrival_s = 0.0
+            with own.blamed(part):
+                found = record(
+                    lambda m, own=own, part=part, room=room: own.program(part, room, m, Journal()),
+                    mesh={"server": 1, "tensor": part.ranks},
+                    inbox=few,
+                )
+            lines += [f"# {part.axes.label}, {len(few)} requests at once", *found.lines]
     return lines
