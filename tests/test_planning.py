@@ -22,7 +22,7 @@ from simcore.input.files import InputError
 from simcore.planning import runs as planning_runs
 from simcore.planning.limits import Limit, limits, names, of_slo
 from simcore.planning.plan import Plan, run
-from simcore.planning.questions import difference, pareto
+from simcore.planning.questions import _nearest, difference, pareto
 from simcore.planning.runs import Ask, Ran
 from simcore.planning.searches import Judged, drive, fewest, highest, judge
 from simcore.planning.slo import presets
@@ -613,6 +613,24 @@ def test_the_winner_of_a_strategy_is_compared_with_each_other_one(tmp_path: Path
         assert known is not None
         assert base is not None
         assert (pair.more, pair.low, pair.high) == tuple(each / base for each in known)
+
+
+def test_beside_the_fewest_devices_stands_the_nearest_number_of_any_way() -> None:
+    def tried(devices: int, verdict: Any) -> Any:
+        at = SimpleNamespace(case=SimpleNamespace(axes=SimpleNamespace(devices=devices)))
+        return SimpleNamespace(point=at, judged=SimpleNamespace(verdict=verdict), devices=devices)
+
+    def nearest(winner: int, *others: tuple[int, Any]) -> Any:
+        group: Any = [
+            SimpleNamespace(next_worse=None if one is None else tried(*one)) for one in (None, *others)
+        ]
+        return _nearest(group, tried(winner, "holds"))
+
+    assert nearest(2) is None
+    assert nearest(2, (1, "unsure")).devices == 1
+    assert nearest(12, (8, "unsure"), (10, "fails"), (12, "fails"), (16, "unsure")).devices == 10
+    both = nearest(12, (10, "fails"), (10, "unsure"))
+    assert (both.devices, both.judged.verdict) == (10, "unsure")
 
 
 def test_difference_of_pairs_is_that_of_the_replicas() -> None:

@@ -76,8 +76,8 @@ class Tried:
 @dataclass(frozen=True, eq=False)
 class Answered:
     """What holds of one alternative. `best`: the point that answers, None if none holds; `next_worse`: the
-    point one step beyond, which does not hold for sure; `likely`: of a rate, where the means alone cross a
-    limit."""
+    point one step beyond, which does not hold for sure (beside the fewest devices of all: that of any way of
+    running); `likely`: of a rate, where the means alone cross a limit."""
 
     alternative: Alternative
     best: Tried | None
@@ -247,13 +247,35 @@ def _fewest(asked: Asked, benches: Benches, runner: Runner) -> Found:
         below = [number for number in tried if result.number is None or number < result.number]
         answers.append(Answered(one, good, tried[max(below)] if below else None))
     for places in groups:
-        group = [answers[i] for i in places]
+        group, winner = _won(asked, [answers[i] for i in places], on_devices)
         found.groups.append(group)
-        holding = [one.best for one in group if one.best is not None]
-        ranks = [(_steps(asked, one, on_devices), tightness(asked, one), i) for i, one in enumerate(holding)]
-        found.winners.append(holding[min(ranks)[2]] if ranks else None)
+        found.winners.append(winner)
     _at_ends(asked, found, runner)
     return found
+
+
+def _won(asked: Asked, group: list[Answered], on_devices: bool) -> tuple[list[Answered], Tried | None]:
+    """Returns the answers of a group and the best of them, beside which stands the nearest smaller one."""
+    holding = [one.best for one in group if one.best is not None]
+    ranks = [(_steps(asked, one, on_devices), tightness(asked, one), i) for i, one in enumerate(holding)]
+    winner = holding[min(ranks)[2]] if ranks else None
+    if winner is None or asked.question != "devices" or not on_devices:
+        return group, winner
+    nearest = _nearest(group, winner)
+    return [replace(one, next_worse=nearest) if one.best is winner else one for one in group], winner
+
+
+def _nearest(group: Sequence[Answered], winner: Tried) -> Tried | None:
+    """Returns the point with the most devices fewer than the winner's, of any way of running; one that may
+    hold before one that does not."""
+    devices = winner.point.case.axes.devices
+    smaller = [one.next_worse for one in group if one.next_worse is not None]
+    smaller = [one for one in smaller if one.point.case.axes.devices < devices]
+
+    def near(one: Tried) -> tuple[int, bool]:
+        return one.point.case.axes.devices, one.judged.verdict == "unsure"
+
+    return max(smaller, key=near, default=None)
 
 
 def _steps(asked: Asked, one: Tried, on_devices: bool) -> float:
