@@ -194,9 +194,7 @@ def verdict(asked: Asked, random: Random) -> tuple[bool, str]:
     benches = Benches(asked.where, cores())
     runner = Runner(InProcesses(benches, cores()), Store(None), silent)
     (one,) = alternatives(asked, benches, any_devices=False).every
-    metric = random.choice(
-        ["ttft_p99_s", "ttft_mean_s", "tpot_p99_s", "itl_p99_s", "e2e_p95_s", "e2e_mean_s"]
-    )
+    metric = random.choice(METRICS)
 
     def mean(first: int, count: int) -> float:
         ran = runner([Ask(one.point, replica) for replica in range(first, first + count)])

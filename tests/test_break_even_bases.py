@@ -207,6 +207,19 @@ def test_several_ways_of_one_scenario_keep_their_names(tmp_path: Path) -> None:
     assert labels == {"lcsm, fractal, hybrid", "lcsm, lazy", "attention"}
 
 
+def test_numbers_of_devices_tell_cases_apart(tmp_path: Path) -> None:
+    """A list of devices makes cases that differ in nothing else."""
+    attention = copy.deepcopy({**ATTENTION, "devices": [1, 2]})
+    attention["workload"] |= {"requests": 4, "arrivals": {"kind": "closed_loop", "clients": 4}}
+    fields = {"length": PLAN["fields"]["length"]}
+    found = answered(tmp_path, vary=None, fields=fields, bases={"lcsm": LCSM, "attention": attention})
+    labels = ["attention, 1 device", "attention, 2 devices", "lcsm"]
+    for value in {line["vary.length"] for line in found.lines}:
+        here = [line for line in found.lines if line["vary.length"] == value]
+        assert sorted(line["label"] for line in here) == labels
+        assert {line["label"]: line["devices"] for line in here} == dict(zip(labels, (1, 2, 1), strict=True))
+
+
 def test_a_point_of_the_plan_runs_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     written(tmp_path, {**PLAN, **SMALL})

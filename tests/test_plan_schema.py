@@ -132,16 +132,17 @@ def test_a_plan_without_a_scenario_is_found(faults: Any) -> None:
     assert len(faults({"bases": {"a": {**BASE, "devise": 1}}})) == 1
 
 
+@pytest.mark.parametrize("name", ["mlperf_8b", "lcsm_or_attention"])
 def test_a_copy_of_a_plan_has_the_schema_of_plans_beside_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert call("init", "mlperf_8b") == 0
-    first, _, rest = Path("mlperf_8b.yaml").read_text().partition("\n")
+    assert call("init", name) == 0
+    first, _, rest = Path(f"{name}.yaml").read_text().partition("\n")
     assert first == "# yaml-language-server: $schema=simcore.plan.schema.json"
-    assert rest == (shipped.SCENARIOS / "capacity/mlperf_8b.yaml").read_text()
+    assert rest == (shipped.SCENARIOS / f"capacity/{name}.yaml").read_text()
     assert json.loads(Path("simcore.plan.schema.json").read_text()) == plan_schema()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["mlperf_8b.yaml", "simcore.plan.schema.json"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [f"{name}.yaml", "simcore.plan.schema.json"]
 
 
 def test_every_field_of_a_plan_is_in_the_schema() -> None:

@@ -366,6 +366,49 @@ def test_in_another_unit_the_same_points_are_looked_at(unit: float) -> None:
     assert len(found.judged) <= 2 + 2 + 3
 
 
+@pytest.mark.parametrize("fault", ["a law is broken", ""])
+def test_what_fails_without_a_figure_ends_a_search_too(fault: str) -> None:
+    """Above 5 runs break off, or have none of the limited figure; replicas differ below."""
+
+    def ran(asks: Sequence[Ask]) -> list[Ran]:
+        found = []
+        for ask in asks:
+            number: Any = ask.point.number  # type: ignore[attr-defined]
+            value = (number / 8.0) ** 2.0 * (1.0 + 0.01 * (-1) ** ask.replica)
+            found.append(Ran({TTFT.metric: value}) if number <= 5.0 else Ran({}, fault=fault))
+        return found
+
+    (found,) = drive(
+        [highest(point, 1.0, [TTFT], Rule(), tolerance=0.01, between=(1e-6, 1e6))],
+        ran,
+    )
+    assert found.holds is not None
+    assert found.fails is not None
+    assert 5.0 / 1.0105 <= found.holds <= 5.0 < found.fails
+
+
+def test_a_verdict_that_was_doubted_is_not_taken_again_from_fewer_replicas() -> None:
+    """At 2 a point holds after 3 replicas and fails after 8; either is by chance beside its neighbour, which
+    has had more of them: without a memory the search would go from one to the other for ever."""
+    lucky = [0.98, 0.9801, 0.9802, *[1.45] * 5, *[1.0] * 5]
+    known = {1.0: [*[1.4, 0.6] * 4, *[0.2] * 5], 2.0: lucky, 4.0: [0.9, 1.0, 1.1, *lucky[3:]]}
+    asked = 0
+
+    def ran(asks: Sequence[Ask]) -> list[Ran]:
+        nonlocal asked
+        asked += len(asks)
+        assert asked < 1000
+        return [
+            Ran({TTFT.metric: known.get(ask.point.number, [1.5] * 99)[ask.replica]})  # type: ignore[attr-defined]
+            for ask in asks
+        ]
+
+    search = highest(point, 1.0, [TTFT], Rule(0.5, 13), tolerance=1.0, between=(1.0, 4.0))
+    (found,) = drive([search], ran)
+    assert found.holds == 1.0
+    assert len(found.judged[2.0].runs) == 13
+
+
 def test_where_lines_creep_halves_go_on() -> None:
     """A metric that is flat up to the edge and leaps there: lines alone would go on by 1 % at a time."""
     edge = 5.2

@@ -70,4 +70,4 @@ def schema_of(text: str) -> str:
 
 def is_plan(text: str) -> bool:
     """Whether a file's text is that of a plan, not of a scenario."""
-    return re.search(r"^base:", text, re.MULTILINE) is not None
+    return re.search(r"^bases?:", text, re.MULTILINE) is not None

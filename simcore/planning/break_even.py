@@ -149,10 +149,6 @@ def _swept(asked: Asked, settings: Mapping[str, Any], jobs: int) -> Swept:
         return Swept(settings, {}, (), {}, {}, (), str(error), faulty=True)
     except (InputError, ModelError) as error:
         return Swept(settings, {}, (), {}, {}, (), str(error))
-    first = {
-        name: first[name] if all(lead.place != name for lead in leads) else replace(first[name], unsure=())
-        for name in first
-    }
     return Swept(settings, dict(sorted(runs.items())), tuple(leads), first, names, tuple(warnings))
 
 
@@ -182,7 +178,18 @@ def _cases(
     if len({*units.values()}) > 1:
         told = ", ".join(f"{base} has {unit or 'plain numbers'}" for base, unit in units.items())
         raise InputError(f"{asked.file}: metric: {told}; one unit is needed")
-    return tuple(found)
+    return tuple(_told_apart(found))
+
+
+def _told_apart(cases: Sequence[Case]) -> Iterator[Case]:
+    """Yields cases, those of one place with one label with their numbers of devices in it."""
+    numbers: dict[tuple[Axes, str], set[int]] = {}
+    for case in cases:
+        numbers.setdefault((case.place, case.label), set()).add(case.devices)
+    for case in cases:
+        several = len(numbers[case.place, case.label]) > 1
+        of = f", {case.devices:,} device{'s' if case.devices > 1 else ''}"
+        yield replace(case, label=case.label + of) if several else case
 
 
 class _ValueFaultError(InputError):

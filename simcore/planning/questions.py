@@ -212,7 +212,8 @@ def _fewest(asked: Asked, benches: Benches, runner: Runner) -> Found:
         return ranks * (1.0 if price is None else price / devices)
 
     def search(one: Alternative) -> Any:
-        ranks = one.point.case.ranks
+        # Servers of a fleet may differ in their ranks, and their number is not searched.
+        ranks = one.point.case.ranks if on_devices else 1
         ends = asked.whatif.between or (1, MOST_DEVICES if on_devices else MOST_VALUES)
         least, most = map(int, ends)
         first = max(ceil(least / ranks), fewest_servers(one.point))
@@ -305,12 +306,7 @@ def _check_prices(asked: Asked, every: Sequence[Alternative]) -> None:
 
 def tightness(asked: Asked, one: Tried) -> float:
     """Returns how near a point is to its nearest limit: the greatest share of a limit that is used."""
-    shares = [0.0]
-    for limit in asked.limits:
-        mean = one.judged.mean(limit.metric)
-        if mean is not None and limit.value > 0.0 and mean > 0.0:
-            shares.append(mean / limit.value if limit.at_most else limit.value / mean)
-    return max(shares)
+    return one.judged.used(asked.limits)
 
 
 def _at_ends(asked: Asked, found: Found, runner: Runner) -> None:

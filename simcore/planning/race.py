@@ -116,20 +116,10 @@ def _end(
 ) -> None:
     """Ends who fails at a rate, and is worse in pairs than the one that holds with the most room."""
     here = {i: found.judged[i][value] for i in still}
-    best = min(holding, key=lambda i: _used(here[i], limits))
+    best = min(holding, key=lambda i: here[i].used(limits))
     for i, one in here.items():
         if one.verdict == "fails" and not one.short and _worse(one, here[best], limits, rule):
             found.out[i] = Out(value, best)
-
-
-def _used(one: Judged, limits: Sequence[Limit]) -> float:
-    """Returns the greatest share of a limit that means use."""
-    shares = [0.0]
-    for limit in limits:
-        mean = one.mean(limit.metric) or 0.0
-        if mean > 0.0 and limit.value > 0.0:
-            shares.append(mean / limit.value if limit.at_most else limit.value / mean)
-    return max(shares)
 
 
 def _worse(one: Judged, best: Judged, limits: Sequence[Limit], rule: Rule) -> bool:

@@ -55,6 +55,15 @@ class Judged:
         values = self.values(metric)
         return fmean(values) if values else None
 
+    def used(self, limits: Sequence[Limit]) -> float:
+        """Returns the greatest share of a limit that means use."""
+        shares = [0.0]
+        for limit in limits:
+            mean = self.mean(limit.metric)
+            if mean is not None and mean > 0.0 and limit.value > 0.0:
+                shares.append(mean / limit.value if limit.at_most else limit.value / mean)
+        return max(shares)
+
 
 def _never(found: Judged) -> bool:
     del found
@@ -239,6 +248,10 @@ class _Looked:
     low: float | None = None
     high: float | None = None
 
+    def knows_more(self, value: float, times: int, found: Judged) -> bool:
+        """Whether a value was judged by more replicas of as many requests before."""
+        return self.times.get(value) == times and len(found.runs) < len(self.tried[value].runs)
+
     def note(self, value: float) -> bool:
         """Makes a judged value an end of the bracket; returns whether it holds."""
         if self.tried[value].holds:
@@ -270,6 +283,8 @@ def highest(
 
     def judged(value: float, times: int) -> Search[None]:
         def enough(found: Judged) -> bool:
+            if looked.knows_more(value, times, found):
+                return False
             low = looked.low
             if looked.high is None:
                 return len(found.runs) >= rule.looks[min(BRACKETS, len(rule.looks) - 1)]
@@ -282,6 +297,9 @@ def highest(
             )
 
         def doubtful(found: Judged) -> bool:
+            if looked.knows_more(value, times, found):
+                # A verdict that was doubted stays so, else a search could go round for ever.
+                return True
             other = looked.high if found.holds else looked.low
             # Pairs have the same requests.
             if other is None or other == value or looked.times[other] != times:
@@ -387,10 +405,12 @@ def _by_chance(found: Judged, other: Judged, limits: Sequence[Limit]) -> bool:
     known at another value: with what its pairs there lack to the mean of all, it would not."""
     keeps = []
     for limit in limits:
+        # What fails without a figure fails by no chance.
+        if not found.holds and found.verdicts.get(limit.metric) != "fails":
+            continue
         here, there = found.values(limit.metric), other.values(limit.metric)
         mean = fmean(here) + (_shift(here, there) if len(here) < len(there) else 0.0)
-        if found.holds or found.verdicts.get(limit.metric) == "fails":
-            keeps.append(mean <= limit.value if limit.at_most else mean >= limit.value)
+        keeps.append(mean <= limit.value if limit.at_most else mean >= limit.value)
     return bool(keeps) and all(keeps) != found.holds
 
 
