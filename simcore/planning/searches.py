@@ -126,7 +126,8 @@ def _judged(point: Point, runs: Sequence[Ran], limits: Sequence[Limit], rule: Ru
 
 def _kept_up(runs: Sequence[Ran], rule: Rule) -> Verdict:
     """Returns whether requests are answered as fast as they come: not where the queue grows in most runs.
-    Before the last look that takes a majority that chance makes in at most CHANCE of all cases."""
+    Before the last look that takes a majority that chance makes no more often than a look may err; for most
+    runs without growth, than CHANCE, since limits have to hold for sure there too."""
     count, growing = len(runs), sum(run.growing for run in runs)
     if growing == 0:
         return "holds"
@@ -135,7 +136,7 @@ def _kept_up(runs: Sequence[Ran], rule: Rule) -> Verdict:
         return most
     more = max(growing, count - growing)
     by_chance = sum(comb(count, number) for number in range(more, count + 1)) / 2.0**count
-    return most if by_chance <= CHANCE else "unsure"
+    return most if by_chance <= (CHANCE if most == "holds" else rule.error_at(count)) else "unsure"
 
 
 CHANCE = 0.05
@@ -325,7 +326,7 @@ def highest(
     low = looked.low
     assert low is not None
     times = looked.times[low]
-    likely = yield from _crossing(lambda value: at(value, times), looked, limits)
+    likely = yield from _crossing(lambda value: at(value, times), looked, limits, rule)
     return Highest(low, _surely_failing(looked.tried), looked.tried, likely)
 
 
@@ -439,7 +440,9 @@ def _as_bad(found: Judged, before: Judged, limits: Sequence[Limit]) -> bool:
     return not found.holds and inf not in (here, there) and there - here < FLAT
 
 
-def _crossing(at: Callable[[float], Point], looked: _Looked, limits: Sequence[Limit]) -> Search[float]:
+def _crossing(
+    at: Callable[[float], Point], looked: _Looked, limits: Sequence[Limit], rule: Rule
+) -> Search[float]:
     """Returns the value at which the means cross a limit, at least the one that holds: on lines between
     neighbours, with one more point where these are far from each other."""
     low, tried = looked.low, looked.tried
@@ -459,8 +462,10 @@ def _crossing(at: Callable[[float], Point], looked: _Looked, limits: Sequence[Li
             break
         straight = shares[above] < inf
         middle = _on_line(below, above, shares)
-        count = min(len(pairs), ENOUGH) if straight else ENOUGH
-        runs = yield [Ask(at(middle), replica) for replica in range(count)]
+        point = at(middle)
+        most = 1 if point.same_in_every_run else min(ENOUGH, rule.most)
+        count = min(len(pairs), most) if straight else most
+        runs = yield [Ask(point, replica) for replica in range(count)]
         shares[middle] = _share(runs, limits, pairs)
         below, above = (middle, above) if shares[middle] < 0.0 else (below, middle)
         if straight:
@@ -543,6 +548,9 @@ def _within(
 ) -> bool:
     """Whether all that is unsure of a point moves the greatest value that holds by less than a tolerance, by
     what the metrics gain from a lower value, which holds, to this one."""
+    if "unsure" not in found.verdicts.values():
+        # What is unsure is whether the queue grows.
+        return False
     for limit in limits:
         if found.verdicts[limit.metric] == "unsure":
             here, there = found.values(limit.metric), holding.values(limit.metric)
