@@ -93,6 +93,8 @@ def scenario_of(
         set_field(document, setting)
     if any(setting.startswith("on_cpu") for setting in settings):
         _check_on_cpu(document, where, folder)
+    if on == CPU and document.get("fleets"):
+        raise InputError(f"{where}: fleets: are simulated; a real machine, as --on cpu names it, runs none")
     if on == CPU and document.get("device") != CPU:
         raise InputError(
             f"{where}: device: is {shown(document.get('device'))}; --on cpu runs on device: cpu"

@@ -10,7 +10,7 @@ import yaml
 
 from simcore.devices.fitted import profile_schema
 from simcore.devices.spec import json_schema as device_schema
-from simcore.input.files import InputError
+from simcore.input.files import InputError, parse_yaml
 from simcore.planning.schema import plan_schema
 from simcore.planning.whatif import load_plan
 from simcore.scenario import json_schema, load_scenario, parse_scenario, resolved
@@ -145,6 +145,12 @@ def test_floats_are_read_as_people_write_them(tmp_path: Path, text: str, value: 
     file = tmp_path / "x.yaml"
     file.write_text(yaml.safe_dump({**GOOD, "overheads": {"launch_s": "HERE"}}).replace("HERE", text))
     assert load_scenario(file).overheads.launch_s == value
+
+
+def test_an_alias_is_a_value_of_its_own() -> None:
+    found = parse_yaml("{a: &a {x: [1, {y: 2}]}, b: *a, c: {<<: *a, z: 3}}", "t")
+    found["b"]["x"][1]["y"] = 5
+    assert found == {"a": {"x": [1, {"y": 2}]}, "b": {"x": [1, {"y": 5}]}, "c": {"x": [1, {"y": 2}], "z": 3}}
 
 
 def test_a_key_given_twice_is_refused(tmp_path: Path) -> None:

@@ -222,7 +222,7 @@ def parse_yaml(text: str, where: str) -> Any:
         if node is None:
             return None
         _measured(node, {})
-        return loader.construct_document(node)
+        return _unshared(loader.construct_document(node))
     except RecursionError:
         raise InputError(f"{where}: not valid YAML: {TOO_DEEP}") from None
     except (yaml.YAMLError, ValueError) as error:
@@ -230,6 +230,13 @@ def parse_yaml(text: str, where: str) -> Any:
         line = f" in line {mark.line + 1}" if mark else ""
         problem = getattr(error, "problem", None) or getattr(error, "reason", None) or "a broken document"
         raise InputError(f"{where}: not valid YAML{line}: {plain(problem, LONGEST_LIST)}") from None
+
+
+def _unshared(value: Any) -> Any:
+    """A document with a value of its own for every alias, so that a change of one changes no other."""
+    if isinstance(value, dict):
+        return {key: _unshared(one) for key, one in value.items()}
+    return [_unshared(one) for one in value] if isinstance(value, list) else value
 
 
 TOO_DEEP = f"nested more than {MOST_DEPTH} deep"

@@ -115,6 +115,11 @@ NEEDED = "a list, {range: [first, last], points: n} or {log: [first, last], poin
 def _values(value: Any) -> Any:
     """Returns the values of a field that varies. Raises ValueError with one line."""
     if isinstance(value, list) and value:
+        seen: set[str] = set()
+        for one in value:
+            if repr(one) in seen:
+                raise ValueError(f"has {shown(one)} twice; each value may be given once")
+            seen.add(repr(one))
         return value
     for key, kind in (("range", Linear), ("log", Logarithmic)):
         if isinstance(value, dict) and key in value:
@@ -155,7 +160,8 @@ def _metrics(value: Any) -> Any:
 
 def _paths(value: Any) -> list[str]:
     found = [value] if isinstance(value, str) else value
-    if not isinstance(found, list) or not all(isinstance(one, str) and all(one.split(".")) for one in found):
+    paths = isinstance(found, list) and all(isinstance(one, str) and all(one.split(".")) for one in found)
+    if not paths or not found:
         raise ValueError(f"is {shown(value)}; a dotted path, or a list of paths, is needed")
     return found
 
@@ -429,6 +435,7 @@ def load_plan(
     _check_searched(whatif, asked, str(path))
     for based in every.values():
         _check_study(based.document, asked, based.where)
+        _check_fleets(based.document, asked, based.where)
     if whatif.bases:
         return Asked(whatif, asked, {}, folder, str(path), (), every, str(path))
     (one,) = every.values()
@@ -493,6 +500,16 @@ def _check_study(base: Mapping[str, Any], question: str, where: str) -> None:
         raise InputError(f"{where}: study: is {shown(study)}; {only}")
 
 
+def _check_fleets(base: Mapping[str, Any], question: str, where: str) -> None:
+    if question == BREAK_EVEN and base.get("fleets"):
+        says = "of question break_even has one device; question grid takes fleets"
+        raise InputError(f"{where}: fleets: a scenario {says}")
+
+
+# What says how often a point runs, and what it is called.
+UNVARIED = ("name", "replicas")
+
+
 def _check_searched(whatif: Whatif, question: str, where: str) -> None:
     searched = SEARCHED.get(question, ())
     useless = {
@@ -523,8 +540,14 @@ def _check_searched(whatif: Whatif, question: str, where: str) -> None:
     for path in whatif.vary:
         if path.partition(".")[0] == "slo":
             raise InputError(f"{where}: vary.{path}: limits do not vary; constraints say them")
+        if question != BREAK_EVEN and path in UNVARIED:
+            raise InputError(f"{where}: vary.{path}: changes no point; leave it out")
         if path in searched:
             raise InputError(f"{where}: vary.{path}: is what question {question} searches; leave it out")
+
+
+# Metrics that only a scenario with an SLO has.
+OF_SLO = ("slo_attainment", "goodput_per_s")
 
 
 def _limits(whatif: Whatif, base: Mapping[str, Any], where: str) -> tuple[Limit, ...]:
@@ -534,6 +557,12 @@ def _limits(whatif: Whatif, base: Mapping[str, Any], where: str) -> tuple[Limit,
         return limits(preset_of(whatif.slo).limits, f"{where}: slo")
     tenants = _tenants(base)
     if whatif.constraints:
+        promised = bool(_numbers(base.get("slo")) or tenants)
+        of_slo_alone = (name for name in whatif.constraints if name.startswith(OF_SLO))
+        if not promised and (name := next(of_slo_alone, None)):
+            raise InputError(
+                f"{where}: constraints.{name}: is a share of what slo promises; the base has none"
+            )
         return limits(whatif.constraints, f"{where}: constraints", tenants)
     slo = _numbers(base.get("slo"))
     held = of_slo(slo) if not tenants else {}
