@@ -20,6 +20,8 @@ ADDRESS = re.compile(r"(tcp|tls)://(\[[0-9a-fA-F:.%\w]+\]|[\w.-]+):(\d{1,5})")
 MOST_PORT = 65_535
 # How long a scheduler, a first worker, and one in place of all that died may take to answer.
 CONNECT_S, FIRST_S, LOST_S = 5.0, 10.0, 30.0
+# So many runs that a cluster has lost are asked for again before it counts as gone.
+MOST_AGAIN = 100
 # How often a plan that waits for runs looks whether the cluster is still there.
 LOOK_S = 1.0
 
@@ -45,20 +47,24 @@ class OnDask:
         is gone."""
         done: SimpleQueue[Any] = SimpleQueue()
         waiting: dict[str, tuple[int, Any]] = {}
-        work = _by_value()
         try:
-            for i, ask in enumerate(asks):
-                settle(ask)
-                self._number += 1
-                name = f"simcore-{self._plan}-{self._number}"
-                shared, sent = self._shared(ask), self._sent(ask)
-                future = self._client.submit(work, shared, sent, key=name, pure=False)
-                waiting[name] = (i, future)
-                future.add_done_callback(done.put)
+            for i in range(len(asks)):
+                self._submit(i, asks[i], waiting, done)
             self._collect(asks, waiting, done, finished)
         except BaseException:
             self._end([future for _, future in waiting.values()])
             raise
+
+    def _submit(
+        self, i: int, ask: Ask, waiting: dict[str, tuple[int, Any]], done: "SimpleQueue[Any]"
+    ) -> None:
+        settle(ask)
+        self._number += 1
+        name = f"simcore-{self._plan}-{self._number}"
+        shared, sent = self._shared(ask), self._sent(ask)
+        future = self._client.submit(_by_value(), shared, sent, key=name, pure=False)
+        waiting[name] = (i, future)
+        future.add_done_callback(done.put)
 
     def _collect(
         self,
@@ -67,7 +73,7 @@ class OnDask:
         done: "SimpleQueue[Any]",
         finished: Finished,
     ) -> None:
-        alone_s = 0.0
+        alone_s, again = 0.0, 0
         while waiting:
             try:
                 future = done.get(timeout=LOOK_S)
@@ -75,8 +81,15 @@ class OnDask:
                 alone_s = self._look(alone_s)
                 continue
             alone_s = 0.0
-            gave = self._result(future)
             i, _ = waiting.pop(future.key)
+            if future.status in ("cancelled", "lost") and again < MOST_AGAIN:
+                # A worker may die with what it has made before the scheduler has told of it.
+                self._look(alone_s)
+                again += 1
+                self._common.clear()
+                self._submit(i, asks[i], waiting, done)
+                continue
+            gave = self._result(future)
             asks[i].point.bench.take_over(from_plain(gave.prices))
             assert gave.ran is not None
             finished(i, gave.ran)
@@ -95,7 +108,8 @@ class OnDask:
         where that worker dies."""
         hardware = ask.point.bench.hardware
         if id(hardware) not in self._common:
-            name = f"simcore-{self._plan}-common-{len(self._common)}"
+            self._number += 1
+            name = f"simcore-{self._plan}-common-{self._number}"
             future = self._client.submit(bytes, common(ask.point), key=name, pure=False)
             self._common[id(hardware)] = (hardware, future)
         return self._common[id(hardware)][1]
