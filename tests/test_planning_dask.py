@@ -4,6 +4,7 @@ import os
 import pickle
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -154,6 +155,25 @@ def test_a_strategy_of_ones_own_runs_there_by_its_file(cluster: Any, tmp_path: P
     after = remote_runs.files_of({"kind": f"{tmp_path}/own_there:Mine"})
     assert [*before] == [*after] == [str(tmp_path / "own_there.py")]
     assert before != after
+
+
+def test_the_command_line_with_the_compiled_core_takes_runs_from_a_cluster(
+    cluster: Any, tmp_path: Path
+) -> None:
+    """Tests run the sources; the command line runs what was compiled, in which types are strict."""
+    (tmp_path / "p.yaml").write_text(yaml.safe_dump(GRID))
+    words = [sys.executable, "-m", "simcore", "plan", "p.yaml", "--quiet"]
+    for out, more in (("there", ["--dask", cluster.scheduler_address]), ("here", ["--jobs", "1"])):
+        done = subprocess.run(
+            [*words, "--out", out, *more],
+            cwd=tmp_path,
+            env={**os.environ, "SIMCORE_CACHE": "none"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+    assert (tmp_path / "there/points.csv").read_bytes() == (tmp_path / "here/points.csv").read_bytes()
 
 
 def test_a_worker_that_dies_loses_no_run(cluster: Any, tmp_path: Path) -> None:

@@ -147,7 +147,8 @@ def from_plain(prices: Prices) -> FoundOut:
     """The inverse of `as_plain`."""
 
     def known(reads: Any, costs: Any, lines: Any, packed: Any) -> Known:
-        found = {place: each and [straight(one) for one in each] for place, each in lines.items()}
+        # Compiled code takes lists only, and what is sent comes as tuples.
+        found = {place: each and [straight(list(one)) for one in each] for place, each in lines.items()}
         return Known(reads, costs, found, packed)
 
     return {of: {name: known(*each) for name, each in groups.items()} for of, groups in prices.items()}
