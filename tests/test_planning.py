@@ -250,6 +250,7 @@ def test_values_are_put_together_as_asked(tmp_path: Path) -> None:
         ({"base": "nowhere.yaml"}, "nowhere.yaml"),
         ({"base": {**BASE, "slo": {}}, "question": "rate"}, "constraints: are missing"),
         ({"base": {**BASE, "study": "decode"}, "question": "rate"}, "study"),
+        ({"base": {**BASE, "study": ["serving"]}}, "study: is ['serving']"),
         ({"question": "cost"}, "cost_per_hour.h200-sxm: is missing"),
         ({"question": "cost", "cost_per_hour": {"h2000": 3.0}}, "h2000: is no device of this plan"),
         ({"question": "devices", "over": "strategies.0.slots"}, "slots"),

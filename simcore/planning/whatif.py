@@ -493,7 +493,7 @@ SEARCHED: Mapping[str, tuple[str, ...]] = {
 
 def _check_study(base: Mapping[str, Any], question: str, where: str) -> None:
     study = base.get("study")
-    if study not in METRICS:
+    if not isinstance(study, str) or study not in METRICS:
         raise InputError(f"{where}: study: is {shown(study)}; one of {', '.join(METRICS)} is needed")
     if study != STUDY and question != BREAK_EVEN:
         only = f"question {question} is of study {STUDY}; {BREAK_EVEN} is of any"
