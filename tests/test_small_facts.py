@@ -392,5 +392,5 @@ def test_the_ratio_of_measured_runs_is_from_the_least_over_the_largest_on() -> N
         runs: Any = [{"total_s": (each, "s")} for each in seconds]
         return Found(case, {}, {}, runs, [{}], 0.0, {}, {}, measured=True, stays=False)  # type: ignore[arg-type]
 
-    row = study._ratio(measured(6.0, 5.0, 8.0), measured(2.0, 1.0, 4.0), "total_s", "speedup", "runs")
-    assert (row.value, row.low, row.high) == (3.0, 5.0 / 4.0, 8.0 / 1.0)
+    row = study._ratio(measured(6.0, 5.0, 8.0), measured(2.0, 0.5, 4.0), "total_s", "speedup", "runs")
+    assert (row.value, row.low, row.high) == (3.0, 5.0 / 4.0, 8.0 / 0.5)
