@@ -23,7 +23,6 @@ from random import Random
 from statistics import fmean
 from typing import Any
 
-import numpy as np
 import yaml
 
 from simcore import compiled
@@ -42,14 +41,12 @@ from simcore.planning.store import Store
 from simcore.planning.verdict import Rule
 from simcore.planning.whatif import Asked, load_plan
 from simcore.studies.processes import cores
-from tests.test_planning import MEAN_TOKENS, erlang_wait_s
+from tests.test_planning import staffing
 
 REPLICAS, MANY, GRID = 30, 100, 25
 # Replicas that say where a system's mean lies, those that judge "holds", and how near limits are to means.
 PILOT, ALL, NEAR = 40, 1000, (0.99, 1.15)
 METRICS = ("ttft_p99_s", "ttft_mean_s", "tpot_p99_s", "itl_p99_s", "e2e_p95_s", "e2e_mean_s")
-# Seconds of a token of GPT-J by Flover's profile, alone.
-TOKEN_S = 5.8 / 512
 
 
 def silent(doing: str, done: int, total: int) -> None:
@@ -87,8 +84,7 @@ def holds(asked: Asked, runner: Runner, point: Point) -> bool:
     ran = runner([Ask(point, replica) for replica in range(REPLICAS)])
     if 2 * sum(one.growing for one in ran) > len(ran) or any(one.figures["rejected"] for one in ran):
         return False
-    means = {limit: fmean(one.figures[limit.metric] or 0.0 for one in ran) for limit in asked.limits}
-    return all(mean <= limit.value for limit, mean in means.items())
+    return not _over(asked, ran)
 
 
 def fewest(asked: Asked, benches: Benches, runner: Runner, one: Alternative, most: int) -> int | None:
@@ -151,30 +147,8 @@ def rate(asked: Asked, plan: Plan) -> tuple[bool, str]:
 
 def erlang(random: Random) -> tuple[dict[str, Any], int]:
     """A capacity question of M/M/c, and the number of servers that Erlang's formula gives."""
-    slices = (np.arange(2_000) + 0.5) / 2_000
-    tokens = [max(1, round(each)) for each in (-MEAN_TOKENS * np.log1p(-slices)).tolist()]
-    service_s = fmean(tokens) * TOKEN_S
-    servers = random.randint(2, 7)
-    rate_per_s = random.uniform(0.6, 0.8) * servers / service_s
-    less_s, wait_s = (erlang_wait_s(number, rate_per_s, service_s) for number in (servers - 1, servers))
-    base = {
-        "name": "erlang", "study": "serving", "device": "a100-sxm-80gb", "model": "gpt-j-6b",
-        "profile": "flover-gptj", "contention": {"kind": "none"}, "seed": random.randint(1, 10**6),
-        "workload": {
-            "requests": 2000,
-            "arrivals": {"kind": "poisson", "rate_per_s": rate_per_s},
-            "prompt_tokens": {"kind": "constant", "value": 1},
-            "output_tokens": {"kind": "empirical", "values": tokens},
-        },
-        "strategies": [{"kind": "concurrent_instances", "max_instances": 1}],
-        "overheads": {"launch_s": 0.0, "launch_kernel_s": 0.0, "size_s": 0.0, "return_s": 0.0},
-    }  # fmt: skip
-    limit_s = 2.0 * wait_s if less_s == float("inf") else (wait_s * less_s) ** 0.5
-    document = {
-        "question": "devices", "over": "strategies.0.max_instances", "between": [1, 16],
-        "constraints": {"queue_mean_s": limit_s}, "base": base,
-    }  # fmt: skip
-    return document, servers
+    servers, load = random.randint(2, 7), random.uniform(0.6, 0.8)
+    return staffing(servers, load, seed=random.randint(1, 10**6), requests=2000), servers
 
 
 def small(random: Random) -> dict[str, Any]:

@@ -706,29 +706,25 @@ def erlang_wait_s(servers: int, rate_per_s: float, service_s: float) -> float:
     return all_busy * service_s / (servers - offered)
 
 
-@pytest.mark.parametrize("case", [0, pytest.param(2, marks=thorough)])
-def test_staffing_is_that_of_erlang_c(case: int, tmp_path: Path) -> None:
-    """Requests whose services are exponential (the middles of 2,000 slices), on instances that do not slow
-    each other down; the limit lies in the middle between the waits of two numbers of servers."""
-    rng = np.random.default_rng(SEED + case)
+def staffing(servers: int, load: float, *, seed: int, requests: int) -> dict[str, Any]:
+    """A capacity question of M/M/c whose answer is `servers` by Erlang's formula: they are busy for a share
+    `load`, and the limit of the mean wait lies between theirs and that of one less."""
     slices = (np.arange(2_000) + 0.5) / 2_000
     tokens = [max(1, round(each)) for each in (-MEAN_TOKENS * np.log1p(-slices)).tolist()]
     service_s = float(np.mean(tokens)) * (5.8 / 512)
-    need = int(rng.integers(2, 8))
-    rate = float(rng.uniform(0.6, 0.8)) * need / service_s
-    waits = [erlang_wait_s(servers, rate, service_s) for servers in (need - 1, need)]
-    limit_s = waits[1] * 2.0 if waits[0] == float("inf") else sqrt(waits[0] * waits[1])
-    document = {
+    rate_per_s = load * servers / service_s
+    less_s, wait_s = (erlang_wait_s(number, rate_per_s, service_s) for number in (servers - 1, servers))
+    return {
         "question": "devices",
         "over": "strategies.0.max_instances",
         "between": [1, 16],
-        "constraints": {"queue_mean_s": limit_s},
+        "constraints": {"queue_mean_s": wait_s * 2.0 if less_s == float("inf") else sqrt(less_s * wait_s)},
         "base": {
             "name": "erlang", "study": "serving", "device": "a100-sxm-80gb", "model": "gpt-j-6b",
-            "profile": "flover-gptj", "contention": {"kind": "none"}, "seed": int(rng.integers(1, 1000)),
+            "profile": "flover-gptj", "contention": {"kind": "none"}, "seed": seed,
             "workload": {
-                "requests": 600,
-                "arrivals": {"kind": "poisson", "rate_per_s": rate},
+                "requests": requests,
+                "arrivals": {"kind": "poisson", "rate_per_s": rate_per_s},
                 "prompt_tokens": {"kind": "constant", "value": 1},
                 "output_tokens": {"kind": "empirical", "values": tokens},
             },
@@ -736,7 +732,15 @@ def test_staffing_is_that_of_erlang_c(case: int, tmp_path: Path) -> None:
             "overheads": {"launch_s": 0.0, "launch_kernel_s": 0.0, "size_s": 0.0, "return_s": 0.0},
         },
     }  # fmt: skip
-    plan = planned(tmp_path, document)
+
+
+@pytest.mark.parametrize("case", [0, pytest.param(2, marks=thorough)])
+def test_staffing_is_that_of_erlang_c(case: int, tmp_path: Path) -> None:
+    """Requests whose services are exponential (the middles of 2,000 slices), on instances that do not slow
+    each other down; the limit lies in the middle between the waits of two numbers of servers."""
+    rng = np.random.default_rng(SEED + case)
+    need, load = int(rng.integers(2, 8)), float(rng.uniform(0.6, 0.8))
+    plan = planned(tmp_path, staffing(need, load, seed=int(rng.integers(1, 1000)), requests=600))
     (best,) = [one for one in plan.found.winners if one is not None]
     assert best.value == need
 
