@@ -22,6 +22,7 @@ from simcore.validate.benchmarks.peers import Candidate, Inputs, Peer
 from simcore.validate.benchmarks.run import Bench, Benchmark
 from simcore.validate.benchmarks.timing import Card
 from tests.test_bench_kernels import Replayed
+from tests.thorough import slow
 
 pytestmark = pytest.mark.skipif(
     torch.cuda.is_available(), reason="the interpreter is for machines without one"
@@ -82,6 +83,7 @@ def ways(rows: Sequence[dict[str, str]]) -> list[str]:
     return list(dict.fromkeys(row["implementation"] for row in rows))
 
 
+@slow
 def test_decode_attention_is_right_beside_a_peer(tmp_path: Path) -> None:
     def candidates(case: Case, sets: Sequence[Inputs]) -> Iterator[Candidate]:
         del case
@@ -93,12 +95,14 @@ def test_decode_attention_is_right_beside_a_peer(tmp_path: Path) -> None:
     assert rows[0]["cache_state"] == "cold: rotated over 1 sets of 65536 bytes"
 
 
+@slow
 def test_tiles_are_right_in_all_ways(tmp_path: Path) -> None:
     rows = ran("tiles", [convolution.Tile(2, 8, 4)], tmp_path)
     orders = [f"{name}{order}" for order in ("", ", positions last") for name in ("conv1d", "compiled sum")]
     assert ways(rows) == ["ours, direct", *orders]
 
 
+@slow
 def test_baselines_are_right(tmp_path: Path) -> None:
     lines = [convolution.Line(kind, 2, 8, 16) for kind in ("lazy", "eager")]
     rows = ran("baselines", lines, tmp_path)
@@ -106,11 +110,13 @@ def test_baselines_are_right(tmp_path: Path) -> None:
     assert [row["op"] for row in rows[::3]] == ["lazy position", "eager position"]
 
 
+@slow
 def test_slots_are_moved_to_the_last_bit(tmp_path: Path) -> None:
     rows = ran("slot_moves", [token_step.Moves(2, 4, 2, 8, 16, 2)], tmp_path)
     assert [(row["implementation"], row["error"]) for row in rows] == [("ours", "0.0"), ("index_copy", "0.0")]
 
 
+@slow
 def test_a_token_carries_its_state_on_in_the_graph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(linear_attention, "HEADS", 2)
     monkeypatch.setattr(linear_attention, "WIDTH", 16)

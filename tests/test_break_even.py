@@ -18,6 +18,7 @@ from simcore.planning.plan import run
 from simcore.planning.whatif import Asked, load_plan
 from simcore.reports import build
 from tests.test_planning import silent, written
+from tests.thorough import slow
 
 DECODE: dict[str, Any] = {
     "name": "tiny", "study": "decode", "device": "h200-sxm", "profile": "none", "model": "llama-3.1-8b",
@@ -148,6 +149,7 @@ def test_names_of_fields_say_what_they_are() -> None:
     assert short("workload.output_tokens.value") == "output tokens value"
 
 
+@slow
 def test_at_the_crossing_both_take_as_long(tmp_path: Path) -> None:
     """More devices lead once reading the weights takes longer than the collectives: where a link's latency is
     searched, a run at the crossing has both within the 2 % that the bisection leaves."""
@@ -165,6 +167,7 @@ def test_at_the_crossing_both_take_as_long(tmp_path: Path) -> None:
     assert all((label == lead["before"]) == (value < lead["at"]) for value, label in by_value.items())
 
 
+@slow
 def test_the_command_line_writes_the_leads_and_a_page(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -22,6 +22,7 @@ from simcore.studies.common import Outcome, Row, ServingAxes, TilingAxes
 from simcore.studies.serving.scenario import ServingScenario
 from simcore.studies.tiling.scenario import TilingScenario
 from tests.test_planning import silent, written
+from tests.thorough import slow
 
 LCSM: dict[str, Any] = {
     "study": "tiling", "device": "h200-sxm", "profile": "none", "dtype": "bf16", "tokens": 16, "batch": 1,
@@ -220,6 +221,7 @@ def test_numbers_of_devices_tell_cases_apart(tmp_path: Path) -> None:
         assert {line["label"]: line["devices"] for line in here} == dict(zip(labels, (1, 2, 1), strict=True))
 
 
+@slow
 def test_a_point_of_the_plan_runs_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     written(tmp_path, {**PLAN, **SMALL})

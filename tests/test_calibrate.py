@@ -38,6 +38,7 @@ from simcore.validate.ladder.rungs import (
     op_points,
 )
 from simcore.validate.timing.cpu_times import CACHE, measure
+from tests.thorough import slow
 
 torch.set_num_threads(1)
 CPU = load_device("cpu")
@@ -140,6 +141,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], Any]:
     return run
 
 
+@slow
 def test_interrupted_it_leaves_what_was_there(
     tmp_path: Path, short: Callable[[Path], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

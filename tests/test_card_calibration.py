@@ -55,7 +55,7 @@ from simcore.validate.timing import compile_ahead
 from simcore.validate.timing import cuda_times as card_measure
 from simcore.validate.timing.compile_ahead import as_compiled
 from simcore.validate.timing.cuda_times import cache_state
-from tests.thorough import thorough
+from tests.thorough import slow, thorough
 
 H200 = load_device("h200-sxm")
 FLOOR = roofline(H200)
@@ -89,6 +89,7 @@ def place(op: Op) -> tuple[object, ...]:
 # -- shapes ------------------------------------------------------------------------------------------------
 
 
+@slow
 def test_the_grid_has_every_shape_once_and_those_that_decoders_launch() -> None:
     found = grid(TABLE)
     assert len({(op.kind, op.shape, op.dtype) for op in found}) == len(found)
@@ -667,6 +668,7 @@ def held_out_rows(tmp_path: Path) -> Path:
     return path
 
 
+@slow
 def test_times_of_an_earlier_run_are_judged_by_the_prices_of_today(
     held_out_rows: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

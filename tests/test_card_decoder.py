@@ -20,7 +20,7 @@ from simcore.validate.machines.cuda.machine import Card, CardRun
 from simcore.validate.timing.pace import pace
 from tests.fake_card import FakeLayer
 from tests.test_torch_decoder import answer
-from tests.thorough import first
+from tests.thorough import first, slow
 
 HAS_GPU = torch.cuda.is_available()
 needs_card = [pytest.mark.gpu, pytest.mark.skipif(not HAS_GPU, reason="needs a CUDA device")]
@@ -61,6 +61,7 @@ def on_cpu(model: Decoder) -> list[list[int]]:
     return [ids.tolist() for ids in answer(states)]
 
 
+@slow
 @pytest.mark.parametrize("kind", BOTH)
 @pytest.mark.parametrize(
     "how",

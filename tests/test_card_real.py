@@ -59,7 +59,7 @@ from simcore.validate.timing.op_times import op_times, plain
 from simcore.validate.timing.pace import Pace, pace
 from tests.fake_card import FakeLayer
 from tests.test_card_decoder import GQA
-from tests.thorough import first, thorough
+from tests.thorough import first, slow, thorough
 
 pytestmark = pytest.mark.usefixtures("hurried")
 METRICS = ("token_latency_s", "latency_s", "total_s")
@@ -201,6 +201,7 @@ def test_operators_run_after_all_other_operands_were_read(count: int, expected: 
     assert seen == expected
 
 
+@slow
 @emulated
 def test_an_operator_study_runs_on_a_card() -> None:
     real = real_of()
@@ -281,6 +282,7 @@ def test_a_climb_on_a_card_measures_ops_one_by_one(tmp_path: Path, monkeypatch: 
     assert all(again(op).seconds == pytest.approx(seconds) for op, seconds in measured.items())
 
 
+@slow
 @emulated
 @pytest.mark.parametrize("study", first(1, ["linear_attention", "decode", "tiling"]))
 def test_a_run_is_replayed_by_its_own_times_and_by_ops_one_by_one(

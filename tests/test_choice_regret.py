@@ -44,6 +44,7 @@ from simcore.validate.benchmarks.choice import (
 )
 from simcore.validate.benchmarks.run import Bench
 from simcore.validate.benchmarks.timing import Card
+from tests.thorough import slow
 
 torch.set_num_threads(1)
 
@@ -128,6 +129,7 @@ def tiles(tmp_path_factory: pytest.TempPathFactory) -> FittedProfile:
     return found
 
 
+@slow
 def test_hybrid_by_measured_prices_is_hardly_ever_slower(tiles: FittedProfile) -> None:
     price, clock = pricer(H200, profile=tiles), a_clock(1)
     found = [chosen(case, clock, DATASHEET, price) for case in drawn_tiles(bench_choice.DRAWN)]
@@ -143,6 +145,7 @@ def test_hybrid_by_measured_prices_is_hardly_ever_slower(tiles: FittedProfile) -
     assert any("chosen" in line for line in lines(found))
 
 
+@slow
 def test_auto_by_measured_prices_takes_the_fastest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a GPU, where kernels take the tensors."""
     monkeypatch.setattr(api, "is_taken", lambda *_: True)

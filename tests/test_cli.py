@@ -15,7 +15,7 @@ import pytest
 from simcore import cli, rundir
 from simcore.cli import main
 from tests.command_line import call
-from tests.thorough import thorough
+from tests.thorough import slow, thorough
 
 ROOT = Path(__file__).resolve().parent.parent
 QUICK = str(ROOT / "scenarios" / "alspec.yaml")
@@ -194,6 +194,7 @@ def test_a_report_of_garbage_is_refused(here: Path, capsys: pytest.CaptureFixtur
         (here / "run" / name).write_bytes(kept)
 
 
+@slow
 def test_a_reader_that_has_gone_is_no_error(tmp_path: Path) -> None:
     command = f"{sys.executable} -m simcore schema | head -0; echo ${{PIPESTATUS[0]}}"
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}

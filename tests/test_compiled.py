@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from simcore import compiled
-from tests.thorough import first, thorough
+from tests.thorough import first, slow, thorough
 
 ROOT = Path(__file__).resolve().parent.parent
 COMPILED_ONLY = pytest.mark.skipif(not compiled.whole(compiled.folder()), reason="the core is not compiled")
@@ -197,6 +197,7 @@ def test_compiled_core_and_sources_leave_the_same_bytes() -> None:
     assert told[0][1] == told[1][1]
 
 
+@slow
 @COMPILED_ONLY
 @pytest.mark.parametrize("words", first(1, [["scenarios/nowhere.yaml"], ["devices"], ["schedules"]]))
 def test_the_command_line_says_the_same(words: list[str]) -> None:
@@ -239,6 +240,7 @@ def test_a_run_of_the_command_line_is_the_same_and_says_who_ran(tmp_path: Path) 
     assert results[0] == results[1]
 
 
+@slow
 @COMPILED_ONLY
 @pytest.mark.parametrize(("first", "ran"), [("", "compiled"), ("import simcore.sim.bursts", "sources")])
 def test_from_python_the_compiled_core_runs_unless_a_module_of_it_was_imported(first: str, ran: str) -> None:

@@ -67,7 +67,7 @@ from simcore.validate.program import write_csv
 from tests.fake_card import FakeLayer
 from tests.test_card_decoder import GQA
 from tests.test_fit import PROFILE
-from tests.thorough import examples, thorough
+from tests.thorough import examples, slow, thorough
 
 pytestmark = pytest.mark.usefixtures("hurried")
 fixed = settings(deadline=None, derandomize=True, database=None)
@@ -383,6 +383,7 @@ def rows_by(constants: Constants, streams: Sequence[int] = (1, 2, 4, 8)) -> list
     return [replace(row, together_s=s, least_s=s, most_s=s) for row, s in zip(rows, found_s, strict=True)]
 
 
+@slow
 def test_constants_are_found_again_and_the_other_cases_judge_them(monkeypatch: pytest.MonkeyPatch) -> None:
     # From one side, and not to the last digit: each try simulates all cases.
     monkeypatch.setattr(contention_fit, "STARTS_S", contention_fit.STARTS_S[1:])
@@ -417,6 +418,7 @@ def test_tiles_of_one_side_are_fitted_or_judged_together() -> None:
 MEASURED = Path(contention.__file__).parents[1] / "measured" / "h200_contention.csv"
 
 
+@slow
 def test_what_an_h200_measured_is_predicted() -> None:
     """By the constants of the committed profile: fitted to other rows, on that card."""
     rows, layers, _ = read(MEASURED)
@@ -530,6 +532,7 @@ def some_rows(
         say(case.text)
 
 
+@slow
 @pytest.mark.parametrize(
     ("done", "says"),
     [
@@ -619,6 +622,7 @@ def ran(*arguments: str) -> Any:
     return CliRunner().invoke(app, [*arguments])
 
 
+@slow
 def test_the_program_writes_what_it_fitted_and_judges_by_it(measured_rows: Path) -> None:
     rows, folder = str(measured_rows / "rows.csv"), measured_rows / "own"
     given_ = ["--measured", rows, "--device", "h200-sxm", "--profile", str(folder)]

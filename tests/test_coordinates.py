@@ -23,6 +23,7 @@ from simcore.ops.linear_attention import linear_attention
 from simcore.ops.op import Op
 from simcore.validate.calibration.cuda import in_turn
 from simcore.validate.calibration.cuda_grid import KEPT_BYTES, drawn, grid
+from tests.thorough import slow
 
 
 def dimensions(op: Op) -> Mapping[str, int]:
@@ -122,6 +123,7 @@ def jumping(op: Op, role: Role = "fit") -> Measured:
     )
 
 
+@slow
 def test_prices_jump_where_operands_no_longer_stay_in_the_cache() -> None:
     """Between points of one kind and of the other that lie far apart: as those of its own kind say, of which
     the next may lie on one side only, far off. Not told apart, prices are twice as far off there."""

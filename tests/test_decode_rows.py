@@ -22,6 +22,7 @@ from simcore.studies.decode import study as decode_study
 from simcore.studies.decode.cases import _rate_hits, cannot_run, does_not_fit, rival_of
 from simcore.studies.decode.runner import Bench, Case, Hits, Result, _average, _middle
 from simcore.studies.one_device import DeviceStudy
+from tests.thorough import slow
 
 ROOT = Path(__file__).resolve().parent.parent
 AXES = Axes("alspec", "a", 2, 2, 1024, 1)
@@ -97,6 +98,7 @@ def by_case() -> dict[Any, dict[str, Row]]:
     return found
 
 
+@slow
 def test_figures_of_a_case_agree_with_each_other_and_with_its_run() -> None:
     bench, _ = study()
     results = {case.axes: (case, ran) for case, ran in bench.results.items() if case.free}

@@ -19,6 +19,7 @@ from simcore.devices.profile import load_profile
 from simcore.devices.spec import load_device
 from simcore.input.files import InputError
 from simcore.ops.op import Op, Pricer, decode_attention, fuse, matmul, norm
+from tests.thorough import slow
 
 CPU = load_device("cpu")
 FLOORS = np.geomspace(1e-9, 1e-4, 41)
@@ -252,6 +253,7 @@ def test_a_profile_reads_back_as_it_was_written(folder: Path) -> None:
     assert load_profile("cpu", str(folder)) == bare
 
 
+@slow
 def test_a_profile_with_the_old_names_of_contention_is_read_as_before() -> None:
     """The shipped one, its constants under the names that they had."""
     shipped = Path(fitted_module.__file__).parent / "profiles" / "h200-sxm" / "local" / "profile.yaml"

@@ -25,6 +25,7 @@ from simcore.input.files import InputError
 from simcore.ops import op as ops
 from simcore.ops.op import Op
 from tests.command_line import call
+from tests.thorough import slow
 
 ROOT = Path(__file__).resolve().parent.parent
 TABLES = ROOT.parent / "shared" / "data" / "h200_operators"
@@ -326,6 +327,7 @@ def test_an_op_of_each_kind_is_read_as_the_calibration_writes_it() -> None:
         assert floor(op).seconds == pytest.approx(point.floor_s, rel=1e-9)
 
 
+@slow
 @pytest.mark.skipif(not TABLES.is_dir(), reason="tables of an H200's op times are not beside this checkout")
 def test_held_out_rows_of_a_real_table() -> None:
     """Every fifth product of matrices of four sizes is left out; prices of these are 5 % off at most in the

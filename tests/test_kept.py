@@ -15,6 +15,7 @@ from simcore.sim import kept
 from simcore.sim.graph_pricer import ENDS, GraphPricer, PricedGroups
 from simcore.sim.kept import KeptPrices, cache_folder
 from tests.test_ramps import on_device
+from tests.thorough import first, slow
 
 SCENARIO = {
     "name": "kept",
@@ -43,6 +44,7 @@ def results(folder: Path, monkeypatch: pytest.MonkeyPatch, cache: str, *words: s
     return (out / "results.csv").read_bytes()
 
 
+@slow
 def test_a_run_by_kept_prices_gives_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without, by its own, by those of another scenario, by those that are broken; in one process or two."""
     without = results(tmp_path, monkeypatch, "none")
@@ -169,7 +171,14 @@ def test_the_code_of_devices_counts(linked: bool, tmp_path: Path, monkeypatch: p
 
 @pytest.mark.parametrize(
     "changed",
-    [{"device": "h100-sxm"}, {"device": "h200-sxm", "overheads": {"in_graph_s": 1e-6}}, {"profile": "none"}],
+    first(
+        1,
+        [
+            {"device": "h200-sxm", "overheads": {"in_graph_s": 1e-6}},
+            {"device": "h100-sxm"},
+            {"profile": "none"},
+        ],
+    ),
 )
 def test_what_prices_go_by_is_in_the_key(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed: dict[str, Any]

@@ -15,7 +15,7 @@ from simcore.sim.simulation import Simulation
 from simcore.studies import decode
 from simcore.studies.decode import Bench
 from tests.programs import meet, toy_price, toys
-from tests.thorough import thorough
+from tests.thorough import slow, thorough
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -75,6 +75,7 @@ def test_a_collective_for_another_number_of_ranks_is_refused_all_the_same() -> N
         Simulation(toy_price, mesh={"tensor": 4}, lockstep=["tensor"]).run(program)
 
 
+@slow
 def test_a_latency_alone_is_that_of_the_whole_result() -> None:
     """Also at another latency of the link, where what is local is priced once for all of them."""
     runs, cases = bench("h200/alspec_long_context.yaml", "context_tokens=8192")

@@ -15,6 +15,7 @@ from simcore.models.context_limit import context_limit
 from simcore.models.decoder_config import DecoderConfig, ModelError, config_from_hugging_face, load_config
 from simcore.scenario import parse_scenario
 from simcore.studies.decode.cases import cases
+from tests.thorough import slow
 
 MODELS = Path(__file__).resolve().parent.parent / "scenarios" / "models"
 LLAMA: dict[str, Any] = json.loads((MODELS / "llama-3.1-8b.json").read_text())
@@ -288,6 +289,7 @@ def serve(tmp_path: Path, **changed: Any) -> int:
     return int(ended.value.code or 0)
 
 
+@slow
 @pytest.mark.usefixtures("without_report")
 def test_requests_beyond_the_model_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert serve(tmp_path) == 0

@@ -16,6 +16,7 @@ from simcore.reports import style
 from simcore.studies.own import located
 from tests.command_line import call
 from tests.test_documents import ROOT, blocks, programs
+from tests.thorough import slow
 
 pytestmark = pytest.mark.usefixtures("own_modules")
 GUIDE = ROOT / "docs" / "own_strategies.md"
@@ -106,6 +107,7 @@ def labels(folder: Path) -> list[tuple[str, str]]:
 # -- found and run -----------------------------------------------------------------------------------------
 
 
+@slow
 @pytest.mark.parametrize("where", ["beside", "here", "path", "folder"])
 def test_the_guide_s_strategy_runs_wherever_its_module_is(
     where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -137,6 +139,7 @@ def test_the_guide_s_strategy_runs_wherever_its_module_is(
         assert filecmp.cmp(first / name, again / name, shallow=False)
 
 
+@slow
 def test_it_serves_one_by_one_in_its_own_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     programs(GUIDE, tmp_path)
     monkeypatch.chdir(tmp_path)
@@ -160,6 +163,7 @@ def test_its_tape(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert graphs == ["prefill", "decode"] * 4
 
 
+@slow
 def test_it_is_validated_on_this_cpu(tmp_path: Path) -> None:
     programs(GUIDE, tmp_path)
     tiny = yaml.safe_load((ROOT / "scenarios" / "quickstart.yaml").read_text())
@@ -195,6 +199,7 @@ def test_a_way_of_decoding_of_one_s_own(tmp_path: Path, capsys: pytest.CaptureFi
     assert "# never waiting, 2 devices, 1,024 tokens" in capsys.readouterr().out
 
 
+@slow
 def test_one_s_own_runs_on_this_cpu(tmp_path: Path) -> None:
     (tmp_path / "own_decode.py").write_text(OWN_DECODE)
     (tmp_path / "own_tiling.py").write_text(OWN_TILING)

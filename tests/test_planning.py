@@ -29,7 +29,7 @@ from simcore.planning.slo import presets
 from simcore.planning.store import FILE, Store
 from simcore.planning.verdict import Rule, cox_upper, hall_upper, interval, judged
 from simcore.planning.whatif import QUESTIONS, Linear, Logarithmic, load_plan
-from tests.thorough import thorough
+from tests.thorough import slow, thorough
 
 SEED = 20261126
 TTFT = Limit("ttft_p99_s", 1.0, at_most=True)
@@ -50,6 +50,7 @@ def verdict_of(rule: Rule, values: Sequence[float], limit: float) -> tuple[str, 
     return "unsure", rule.most
 
 
+@slow
 @pytest.mark.parametrize("cv", [0.05, 0.5])
 def test_a_limit_at_the_mean_is_seldom_said_to_hold(cv: float) -> None:
     """The limit is the mean itself, so that both sure verdicts are wrong: each at most 5 %, and of a skewed
@@ -95,6 +96,7 @@ def test_halls_bound_without_skewness_is_students() -> None:
     assert hall_upper(left, 2.0) - 3.0 < half
 
 
+@slow
 def test_figures_that_no_lognormal_fits_hold_where_they_do() -> None:
     """Values of a gamma distribution with a standard deviation of 1.4 means: their logarithms reach far to
     the left. At a limit that is the mean "holds" is said of at most 5 %, within four standard errors; at 1.3
@@ -335,6 +337,7 @@ def test_a_point_near_the_edge_is_left_unsure_when_more_would_move_it_little() -
     assert (alone.verdict, len(alone.runs)) == ("unsure", 100)
 
 
+@slow
 def test_a_rate_that_too_few_requests_show_gets_more(tmp_path: Path) -> None:
     """All 60 requests at once are served in time: that says nothing of such a rate, kept up. The answer is
     that of many requests, within the 5 % that the longer run's percentiles differ by."""
@@ -537,6 +540,7 @@ def test_the_front_has_what_nothing_beats() -> None:
 # -- whole plans -------------------------------------------------------------------------------------------
 
 
+@slow
 def test_devices_are_those_of_an_exhaustive_search(tmp_path: Path) -> None:
     """Servers of four places that a step's 2 ms of the host make slow."""
     load = {**BASE["workload"], "arrivals": {"kind": "poisson", "rate_per_s": 1000.0}, "requests": 120}
@@ -643,6 +647,7 @@ def test_pairs_are_narrower_than_what_they_are_made_of(tmp_path: Path) -> None:
     assert (high - low) / 2.0 < unpaired / 2.0
 
 
+@slow
 def test_the_winner_of_a_strategy_is_compared_with_each_other_one(tmp_path: Path) -> None:
     """At the scenario's load, relative to the winner, by the same requests."""
     strategy = {"kind": "continuous_batching", "token_budget": [64, 2048]}
@@ -776,7 +781,7 @@ def test_a_broken_store_is_made_again_and_none_is_no_fault(tmp_path: Path) -> No
 def test_the_command_line_writes_a_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     path = written(tmp_path, {**BASE, "strategies": [{"kind": "continuous_batching", "ranks": 1}]})
-    words = ["plan", str(path), "--question", "rate", "--json", "--jobs", "1"]
+    words = ["plan", str(path), "--question", "devices", "--json", "--jobs", "1"]
     result = CliRunner().invoke(cli.app, words)
     assert result.exit_code == 0, result.output
     said = json.loads(result.stdout)

@@ -1,5 +1,6 @@
 """Plans on a Dask cluster: the same figures as here, whatever becomes of its workers, and what is refused."""
 
+import gc
 import os
 import pickle
 import signal
@@ -9,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +28,7 @@ from simcore.planning.runs import Ask, settle, simulated
 from simcore.planning.whatif import load_plan
 from simcore.scenario import parse_scenario
 from tests.test_planning import BASE
+from tests.thorough import slow
 
 GRID = {"base": BASE, "vary": {"devices": [1, 2], "seed": [1, 2]}, "replicas": 5}
 
@@ -107,6 +110,15 @@ def test_another_file_or_version_is_refused(tmp_path: Path) -> None:
     assert "has numpy" in remote_runs.make(shared, other).refused
 
 
+@pytest.fixture
+def without_garbage() -> Iterator[None]:
+    """What comes in hypothesis's callback of the garbage collector would be lost, with a warning."""
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("without_garbage")
 def test_a_run_under_way_ends_with_its_plan() -> None:
     many = {**BASE["workload"], "requests": 300_000}
     ask = Ask(point_of({**BASE, "workload": many}), 0)
@@ -130,6 +142,29 @@ def test_a_run_under_way_ends_with_its_plan() -> None:
     assert not thread.is_alive()
     make()
     assert raised == ["Ended", "Ended"]
+
+
+@pytest.mark.usefixtures("without_garbage")
+def test_a_run_ends_though_its_end_was_swallowed_once() -> None:
+    swallowed: list[bool] = []
+
+    def make() -> None:
+        with suppress(remote_runs.Ended), remote_runs._under_way("swallowed"):
+            while len(swallowed) < 2:
+                try:
+                    while True:
+                        time.sleep(0.001)
+                except remote_runs.Ended:
+                    swallowed.append(True)
+
+    thread = threading.Thread(target=make)
+    thread.start()
+    while remote_runs._here.plan != "swallowed":
+        time.sleep(0.001)
+    remote_runs.end("swallowed")
+    thread.join(timeout=30.0)
+    assert len(swallowed) == 2
+    assert remote_runs._here.plan == ""
 
 
 # -- on a cluster --------------------------------------------------------------------------------------------
@@ -157,6 +192,7 @@ def test_a_strategy_of_ones_own_runs_there_by_its_file(cluster: Any, tmp_path: P
     assert before != after
 
 
+@slow
 def test_the_command_line_with_the_compiled_core_takes_runs_from_a_cluster(
     cluster: Any, tmp_path: Path
 ) -> None:
@@ -176,6 +212,7 @@ def test_the_command_line_with_the_compiled_core_takes_runs_from_a_cluster(
     assert (tmp_path / "there/points.csv").read_bytes() == (tmp_path / "here/points.csv").read_bytes()
 
 
+@slow
 def test_a_worker_that_dies_loses_no_run(cluster: Any, tmp_path: Path) -> None:
     killed: list[int] = []
 
@@ -189,6 +226,7 @@ def test_a_worker_that_dies_loses_no_run(cluster: Any, tmp_path: Path) -> None:
     assert there.lines == planned(tmp_path, GRID).lines
 
 
+@slow
 def test_a_plan_that_is_ended_leaves_no_task_and_keeps_its_runs(
     cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -28,6 +28,7 @@ from simcore.workload.spec import Workload
 from tests import test_prefix_cache as walked
 from tests.test_serving import Document, document, only, outcome, strategy, value, workload
 from tests.test_serving_schedules import STEPWISE, serve
+from tests.thorough import slow
 
 TRACES = Path(__file__).resolve().parent.parent.parent / "shared" / "data" / "traces"
 INFINITE = 10**8
@@ -129,6 +130,7 @@ def test_where_all_prompts_differ_a_run_is_the_same_with_and_without(seed: int) 
         assert column.tobytes() == kept.journal[name].tobytes(), name
 
 
+@slow
 def test_laws_hold_where_prompts_are_shared_and_blocks_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
     """Running a case enforces them; here memory is short, so that requests are sent back too. What is counted
     as held and what the cache knows to be free are all blocks, in every step."""
@@ -277,6 +279,7 @@ def counted(path: Path, block: int, most: int | None = None) -> tuple[float, flo
     return hit_blocks / blocks, hit_tokens / tokens, in_whole / tokens
 
 
+@slow
 @pytest.mark.parametrize(
     ("name", "of_blocks", "of_tokens"), [("conversation", 0.366, 0.374), ("synthetic", 0.640, 0.651)]
 )

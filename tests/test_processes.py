@@ -20,7 +20,7 @@ from simcore.studies.decode import runner as decode_bench
 from simcore.studies.operators import study as operators_study
 from simcore.studies.processes import in_processes
 from simcore.studies.tiling import study as tiling_study
-from tests.thorough import first
+from tests.thorough import first, slow
 
 
 @pytest.mark.parametrize("jobs", [1, 2, 5])
@@ -184,6 +184,7 @@ def test_a_study_leaves_the_same_bytes_by_one_process_and_by_three(
         assert (tmp_path / "1" / name).read_bytes() == (tmp_path / "3" / name).read_bytes(), name
 
 
+@slow
 @pytest.mark.usefixtures("without_report")
 def test_every_case_has_its_own_figures(tmp_path: Path) -> None:
     """Also where those that find out prices for the others are not the first ones."""

@@ -17,7 +17,7 @@ from simcore.planning.runs import Ask, Ran
 from simcore.planning.searches import Highest, drive, highest
 from simcore.planning.verdict import Rule
 from tests.test_planning import BASE, SEED, planned
-from tests.thorough import thorough
+from tests.thorough import slow, thorough
 
 TTFT, TPOT = Limit("ttft_p99_s", 1.0, at_most=True), Limit("tpot_p99_s", 1.0, at_most=True)
 SLO = Limit("slo_attainment", 0.9, at_most=False)
@@ -76,6 +76,7 @@ def random_ways(rng: np.random.Generator, seed: int, spread: float) -> Ways:
     return Ways(edges, rng.uniform(1.0, 8.0, count).tolist(), *rng.uniform(0.0, 0.3, 2).tolist(), seed)
 
 
+@slow
 @pytest.mark.parametrize(
     ("spread", "plans", "share"),
     [
@@ -200,6 +201,7 @@ def plan_of(batches: Sequence[int], **more: Any) -> dict[str, Any]:
     return {"base": base, "vary": vary, "certainty": 0.8, "replicas": 3, **more}
 
 
+@slow
 def test_a_plan_says_who_was_left_out_early(tmp_path: Path) -> None:
     found = planned(tmp_path, plan_of(BATCHES), "rate")
     first, *others = found.notes

@@ -25,7 +25,7 @@ from simcore.reports.decode import figures as figures_decode
 from simcore.reports.decode import sections as sections_decode
 from simcore.reports.run import read_run
 from simcore.scenario import load_scenario
-from tests.thorough import first, thorough
+from tests.thorough import first, slow, thorough
 
 SCENARIOS = Path(__file__).resolve().parent.parent / "scenarios"
 CONTEXTS = (1024, 8192, 32768, 65536, 98304, 131072)
@@ -371,6 +371,7 @@ def test_nothing_is_loaded_from_anywhere(everything: Path) -> None:
     assert not re.findall(r"@import|url\(", markup)
 
 
+@slow
 def test_same_directory_same_bytes(everything: Path, tmp_path: Path) -> None:
     assert reports.build(write_run(tmp_path / "elsewhere")).read_bytes() == everything.read_bytes()
 
@@ -515,6 +516,7 @@ def test_fitted_figures_never_pass_for_predictions(everything: Path, tmp_path: P
     assert "none of them is a prediction" in sections_common.comparison(read_run(only))[0].lead
 
 
+@slow
 def test_extrapolation_above_five_percent_is_flagged(everything: Path, tmp_path: Path) -> None:
     flag = "of the predicted device time is extrapolated"
     assert flag in _own_text(everything.read_text(encoding="utf-8"))
@@ -826,6 +828,7 @@ def _all_words(page: Path) -> str:
     return _own_text(text) + json.dumps(_page_data(text)["plots"], ensure_ascii=False)
 
 
+@slow
 def test_a_measured_page_claims_no_prediction(tmp_path: Path) -> None:
     predicted = _all_words(reports.build(write_run(tmp_path / "sim", few())))
     run_dir = write_run(tmp_path / "cpu", few())
@@ -847,6 +850,7 @@ def test_a_measured_page_claims_no_prediction(tmp_path: Path) -> None:
     assert "--on" not in predicted
 
 
+@slow
 @pytest.mark.parametrize("missing", first(1, [None, "processor", "date", "runs", "torch", "threads", "how"]))
 def test_a_measured_page_says_on_what(missing: str | None, tmp_path: Path) -> None:
     run_dir = write_run(tmp_path, few(), optional=False)

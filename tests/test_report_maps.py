@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from simcore.reports.common.figures import Scale
 from simcore.reports.planning.maps import Cell, Shaded, outline
 from tests.test_report_planning import Row, page_of, plots_of, point, written
+from tests.thorough import slow
 
 BUDGET = "vary.strategies.0.token_budget"
 MAP, SHARE = "map-ttft_p99_s", "map-slo_attainment"
@@ -45,6 +46,7 @@ def traces(folder: Path, key: str = MAP, choice: str = "0") -> dict[str, Any]:
     }
 
 
+@slow
 def test_a_cell_has_its_value_its_point_and_the_command_for_it(tmp_path: Path) -> None:
     found = traces(written(tmp_path, "grid", grid()))["cells"]
     assert found["text"] == [["200", "400", ""], ["200", "400", "800"], ["200", "400", ""]]
@@ -124,6 +126,7 @@ def test_points_that_fill_no_grid_have_no_map(count: int, tmp_path: Path) -> Non
     assert "map-" not in str([*plots_of(page_of(written(tmp_path, "grid", rows)))])
 
 
+@slow
 def test_numbers_are_left_out_where_cells_are_too_small(tmp_path: Path) -> None:
     rows = [cell(31 * i + j + 1, 1.0 + i, 512.0 + j) for i in range(3) for j in range(31)]
     found = traces(written(tmp_path, "grid", rows))["cells"]

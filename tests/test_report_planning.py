@@ -11,6 +11,7 @@ import pytest
 from plotly.offline import get_plotlyjs
 
 from simcore.reports import build
+from tests.thorough import slow
 
 LIMITS = [
     {"metric": "ttft_p99_s", "value": 0.5, "at_most": True},
@@ -139,6 +140,7 @@ def test_costs_have_a_tile_columns_and_a_trade_off(tmp_path: Path) -> None:
     assert "trade-off" in plots_of(page)
 
 
+@slow
 def test_many_ways_leave_a_choice_of_the_second_axis(tmp_path: Path) -> None:
     rows = [point(f"way {i}", n, r) for i in range(9) for n in (1, 2) for r in (4.0, 8.0)]
     rows = [{**row, "vary.devices": row["devices"]} for row in rows]

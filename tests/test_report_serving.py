@@ -22,7 +22,7 @@ from simcore.reports.serving import figures as figures_serving
 from simcore.reports.serving import sections as sections_serving
 from simcore.reports.text import significant
 from tests.serving_run import SERVERS, SLO, SUMMARY, write_run
-from tests.thorough import first, thorough
+from tests.thorough import first, slow, thorough
 
 LABELS = [server.label for server in SERVERS]
 RATES = (4.0, 8.0, 16.0)
@@ -166,6 +166,7 @@ def vars_of(run: Any) -> dict[str, Any]:
 # -- what the figures hold -------------------------------------------------------------------------
 
 
+@slow
 def test_table_is_the_results_with_their_intervals(run_dir: Path) -> None:
     table = sections_serving.sections(read_run(run_dir))[0].table
     assert table is not None

@@ -22,6 +22,7 @@ from simcore.reports.run import Run, read_run
 from simcore.reports.serving import sections as sections_serving
 from simcore.reports.text import lasting, milliseconds
 from tests.serving_run import write_run
+from tests.thorough import slow
 
 SLOW, FAST = "h100-sxm", "h200-sxm"
 TIMES = {SLOW: 1.0, FAST: 0.5}
@@ -220,6 +221,7 @@ def test_a_compared_figure_without_label_has_its_device() -> None:
 # -- serving ---------------------------------------------------------------------------------------
 
 
+@slow
 def test_the_serving_page_is_about_the_place_of_the_answer(tmp_path: Path) -> None:
     """Heavier loads that only one device manages are not what the answer is about."""
     folder = write_run(tmp_path / "sim", requests=40)

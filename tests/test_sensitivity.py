@@ -12,6 +12,7 @@ from simcore.planning.plan import Plan, run
 from simcore.planning.sensitivity import PRICES, STEPS, Swing, hinges
 from simcore.planning.whatif import load_plan
 from tests.test_planning import BASE, planned, silent
+from tests.thorough import slow
 
 GRID = {"base": BASE, "question": "grid", "constraints": {"e2e_p99_s": 0.2}, "replicas": 8}
 
@@ -104,6 +105,7 @@ def test_the_widest_swing_comes_first_and_no_warning_of_a_change_stays(plan: Pla
     assert len(plan.origins) == 1
 
 
+@slow
 def test_a_limit_breaks_where_bisection_says(tmp_path: Path) -> None:
     """With a limit 10 % above the median of answers of 100 tokens: the point holds one step of the bisection
     below the place where it breaks, and not at it."""

@@ -35,7 +35,7 @@ from simcore.validate.engines.rows import (
     series,
 )
 from simcore.validate.program import run
-from tests.thorough import thorough
+from tests.thorough import slow, thorough
 
 ROOT = Path(__file__).resolve().parent.parent
 REAL = ROOT.parent / "shared" / "data" / "silicon" / "silicon_half_a.csv"
@@ -256,6 +256,7 @@ def test_an_engine_s_constant_is_part_of_every_step(tmp_path: Path) -> None:
     assert ours.ttft_s - without.ttft_s == pytest.approx(0.005, rel=1e-6)
 
 
+@slow
 def test_rows_together_are_predicted_as_one_by_one(tmp_path: Path) -> None:
     _, rows = table(tmp_path)
     tasks = [(one, host_s) for one in rows for host_s in (0.0, 2e-5)]
@@ -366,6 +367,7 @@ def test_fitted_rows_are_not_judged(tmp_path: Path) -> None:
     assert f"{name}: host 0.0 us a sequence of a step, fitted to 1 of 2 rows" in text
 
 
+@slow
 def test_engines_as_the_simulator_has_them_are_met(tmp_path: Path) -> None:
     _, rows = table(tmp_path, host_s=2e-5)
     found, _ = compared(rows, "none", seed=3, jobs=1)
@@ -405,6 +407,7 @@ def test_the_program_ends_with_0_or_2(
     assert "--profile: unknown measured profile 'locall'" in wrong
 
 
+@slow
 def test_a_missed_bar_is_exit_code_1(tmp_path: Path) -> None:
     path, rows = table(tmp_path)
     given = list(csv.DictReader(path.read_text().splitlines()))

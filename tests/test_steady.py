@@ -42,7 +42,7 @@ from simcore.workload.requests import Journal, Request
 from simcore.workload.time_units import doubt
 from tests.test_serving import document, outcome, strategy, workload
 from tests.test_serving_figures import Case, Promise, batched, concurrent
-from tests.thorough import thorough
+from tests.thorough import slow, thorough
 
 SERVICE_S = 1.0
 MOST_ERRORS = 4.0
@@ -76,6 +76,7 @@ def found(case: Case, promise: Promise | None = None, window: Window | None = No
 # -- theory ----------------------------------------------------------------------------------------------
 
 
+@slow
 @pytest.mark.parametrize("load", [0.6, 0.8])
 def test_the_window_is_nearer_to_theory_than_the_whole_run(load: float) -> None:
     """Over 400 short runs, so that the bias of the start shows: the window's mean wait is within its errors

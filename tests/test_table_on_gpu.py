@@ -26,7 +26,7 @@ from simcore.schedules.fractal_tiling import fractal_tiling
 from simcore.schedules.lazy import lazy
 from simcore.validate.machines.buffers.long_convolution import LongConvolutionState, long_convolution_state
 from simcore.validate.machines.cpu.machine import TorchRun
-from tests.thorough import first, thorough
+from tests.thorough import first, slow, thorough
 
 torch.set_num_threads(1)
 
@@ -102,6 +102,7 @@ def conv_ops(draw: random.Random, dtype: str, longest: int = 14 if HAS_GPU else 
     yield conv.tile("flash_fft", side=side, outputs=draw.randint(1, side), dtype=dtype, **of)
 
 
+@slow
 @pytest.mark.parametrize("dtype", first(1, ["fp16", "fp32"]))
 @pytest.mark.parametrize("number", first(3 if HAS_GPU else 1, range(TRIES)))
 def test_convolutions(number: int, dtype: str, launches: list[str]) -> None:

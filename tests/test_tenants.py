@@ -26,6 +26,7 @@ from simcore.workload.drawn import Drawn, contents, offered_rate_per_s, requests
 from simcore.workload.spec import Workload
 from simcore.workload.streams import stream
 from tests.test_serving import Document, bench, document, figure, lengths, only, outcome, value, workload
+from tests.thorough import slow
 
 SIGMAS = 4.0
 # A right sample fails a test of Kolmogorov and Smirnov so often; seeds are fixed.
@@ -441,6 +442,7 @@ def test_clients_of_a_closed_loop_send_for_all_tenants() -> None:
     assert set(zip(found.tenant.tolist(), found.output_tokens.tolist(), strict=True)) == {(0, 3), (1, 30)}
 
 
+@slow
 def test_the_report_has_a_table_by_tenant(tmp_path: Path) -> None:
     from simcore.api import run  # noqa: PLC0415
 

@@ -28,7 +28,7 @@ from simcore.sim.simulation import Simulation
 from simcore.studies.tiling.figures import counts, touched_positions
 from simcore.studies.tiling.implementations import tile_counts
 from simcore.studies.tiling.launches import launches
-from tests.thorough import first, thorough
+from tests.thorough import first, slow, thorough
 
 Schedule = Callable[[Machine, LongConvolution, list[float]], Program]
 LENGTHS = (1, 2, 3, 7, 8, 9, 16, 33, 64)
@@ -383,12 +383,14 @@ def mixer_work(schedule: Schedule, implementation: Any = None) -> tuple[list[flo
     return flops, seconds
 
 
+@slow
 @pytest.mark.parametrize("schedule", first(1, [lazily(), eagerly()]))
 def test_mixer_work_of_the_baselines_grows_with_the_square(schedule: Schedule) -> None:
     for values in mixer_work(schedule):
         assert slope(values) == pytest.approx(2.0, abs=0.05)
 
 
+@slow
 @pytest.mark.parametrize("implementation", first(1, ["fft", "flash_fft"]))
 def test_mixer_work_of_algorithm_1_grows_quasilinearly(implementation: str) -> None:
     flops, seconds = mixer_work(fractally(), implementation)

@@ -25,7 +25,7 @@ from simcore.studies.tiling.cases import lanes
 from simcore.studies.tiling.implementations import cheapest, ranges
 from simcore.studies.tiling.memory import memory
 from simcore.studies.tiling.scenario import TilingScenario
-from tests.thorough import first, thorough
+from tests.thorough import first, slow, thorough
 
 PAPERS = sorted((Path(__file__).parent.parent / "scenarios" / "papers").glob("flash_inference_*.yaml"))
 IMPLEMENTATIONS = ("conv", "flash_conv", "fft", "flash_fft")
@@ -496,6 +496,7 @@ def test_flat_rows_have_all_columns(whole: Outcome) -> None:
     assert [*flat("tiling", whole.rows[0])] == [*COLUMNS["tiling"]]
 
 
+@slow
 def test_without_prices_ends_a_predicted_time_has_no_interval() -> None:
     without, with_ = (
         {row.metric: row for row in outcome(tokens=64, price_interval=each).rows} for each in (False, True)

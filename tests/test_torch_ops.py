@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import simcore.kernels.torch_ops  # noqa: F401  (registers the operators)
 from tests.attention_cases import BARS, FP8, Case, Shape, error, make_case, truth
-from tests.thorough import first
+from tests.thorough import first, slow
 
 torch.set_num_threads(1)
 OPS = torch.ops.simcore
@@ -49,6 +49,7 @@ def speculative(case: Case) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
     return (*case.tensors, *numbers, threshold), named
 
 
+@slow
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", first(1, SHAPES))
 def test_torch_finds_nothing_wrong(name: str, device: str) -> None:
@@ -160,6 +161,7 @@ def test_a_step_is_exported_with_any_batch(device: str) -> None:
     same(loaded(*more), step(*more))
 
 
+@slow
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_step_is_compiled_whole(device: str) -> None:
     torch._dynamo.reset()

@@ -1,4 +1,6 @@
-"""Cases that `make check` leaves out: it runs the first of many alike, the whole suite all of them."""
+"""What `make check` leaves out: most of many cases alike (thorough), tests of a second or more (slow).
+
+`make test` runs both, .ci/run the slow ones."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -6,6 +8,7 @@ from typing import Any
 import pytest
 
 thorough = pytest.mark.thorough
+slow = pytest.mark.slow
 _SHARE = 5
 # Set by tests/conftest.py, before tests are imported.
 _left_out: list[bool] = []

@@ -13,6 +13,7 @@ import ctypes
 import hashlib
 import pickle
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -33,6 +34,8 @@ from simcore.studies.serving.runner import Bench, FoundOut
 
 # Benches that a worker keeps.
 MOST_BENCHES = 64
+# Between two attempts to end a run.
+AGAIN_S = 0.1
 # Prices, by ranks and group, as plain numbers: what the sizes are, costs, lines, lines that are packed. The
 # classes themselves are pickled in one way by the compiled core and in another by its sources.
 Plain = tuple[Any, ...]
@@ -255,8 +258,17 @@ def _under_way(plan: str) -> Iterator[None]:
             _here.plan, _here.thread = plan, threading.get_ident()
         yield
     finally:
+        _over()
+
+
+def _over() -> None:
+    """Notes that no run is under way, also where its end comes at this moment."""
+    try:
         with _watched:
             _here.plan = ""
+    except Ended:
+        _over()
+        raise
 
 
 def end(plan: str) -> None:
@@ -264,5 +276,15 @@ def end(plan: str) -> None:
     comes later."""
     with _watched:
         _here.ended.add(plan)
-        if _here.plan == plan:
+    threading.Thread(target=_end_run, args=(plan,), daemon=True).start()
+
+
+def _end_run(plan: str) -> None:
+    """Ends a run, again and again until it is over: whoever may not fail, such as a callback of the garbage
+    collector, swallows an exception that comes there."""
+    while True:
+        with _watched:
+            if _here.plan != plan:
+                return
             ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(_here.thread), ctypes.py_object(Ended))
+        time.sleep(AGAIN_S)
