@@ -32,6 +32,7 @@ from simcore.validate.benchmarks.peers import PEERS, Candidate, Peer, present, s
 from simcore.validate.benchmarks.run import Bench, Benchmark, Trial, Way
 from simcore.validate.benchmarks.timing import Card
 from simcore.validate.program import named, run
+from tests.thorough import slow
 
 L2 = 60 * 2**20
 BORN = Birth(
@@ -352,6 +353,7 @@ def test_a_peer_that_fails_takes_nothing_with_it(capsys: pytest.CaptureFixture[s
     assert "CUDA error" in said
 
 
+@slow
 @pytest.mark.usefixtures("on_cpu")
 def test_the_driver_checks_times_saves_and_judges(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

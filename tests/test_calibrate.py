@@ -104,6 +104,7 @@ def test_the_median_of_the_runs_is_not_moved_by_pauses() -> None:
         assert point.runs >= 3
 
 
+@slow
 def test_a_calibration_recovers_the_constants_and_writes_a_profile(tmp_path: Path) -> None:
     clock, table, shapes = toys()
     target = tmp_path / "somewhere" / "local"

@@ -102,6 +102,7 @@ def test_the_grid_has_every_shape_once_and_those_that_decoders_launch() -> None:
     assert all(op.work.hbm_bytes <= 36e9 for op in found)
 
 
+@slow
 def test_a_quick_grid_is_a_part_with_the_same_ends() -> None:
     whole, part = grid(TABLE), grid(TABLE, quick=True)
     assert {place(op) for op in part} < {place(op) for op in whole}
@@ -188,6 +189,7 @@ def nothing(op: Op) -> None:
     """Lets it be measured."""
 
 
+@slow
 def test_a_calibration_prices_shapes_between_those_measured(
     card: Callable[..., list[Op]], tmp_path: Path
 ) -> None:

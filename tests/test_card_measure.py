@@ -12,6 +12,7 @@ from simcore.kernels.table import TABLE
 from simcore.ops import op as ops
 from simcore.validate.benchmarks import timing as bench_timing
 from simcore.validate.timing import cuda_times as card_measure
+from tests.thorough import slow
 
 START_S, OTHER_S = 2.3e-6, 1.1e-6
 
@@ -150,6 +151,7 @@ def test_what_computes_for_long_loads_a_card() -> None:
     assert not card_measure.loads(ops.norm("norm", tokens=1 << 20, hidden=8192, dtype="bf16"), floor)
 
 
+@slow
 @pytest.mark.parametrize(
     ("tokens", "stays", "goes_round"),
     # Two operands and no result, of 8 KiB a token in bf16: sets that fill a quarter of 60 MB, as many as

@@ -17,6 +17,7 @@ from simcore.validate.calibration import cuda_nodes as card_nodes
 from simcore.validate.machines.buffers.cuda_decoder import card_decoder_states
 from simcore.validate.machines.cuda.machine import Card
 from tests.fake_card import FakeLayer
+from tests.thorough import slow
 
 NODE_S = 4e-7
 NORM = ops.norm("norm", tokens=1, hidden=8, dtype="fp32")
@@ -83,6 +84,7 @@ def test_a_simulated_step_takes_a_node_for_each_of_its_ops(given: Any) -> None:
     assert latency_s(NODE_S) - latency_s(0.0) == pytest.approx(nodes * NODE_S)
 
 
+@slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter is for machines without one")
 def test_a_step_is_that_of_the_later_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(card_nodes, "TOKENS", 4)

@@ -41,6 +41,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@slow
 def test_a_file_name_alone_runs_it(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert call(QUICK, *SMALL) == 0
     assert {path.name for path in (here / "runs/alspec/sim").iterdir()} == FILES
@@ -167,6 +168,7 @@ def test_an_earlier_run_is_replaced(here: Path) -> None:
     assert {path.name for path in (here / "run").iterdir()} == FILES
 
 
+@slow
 @pytest.mark.usefixtures("without_report")
 def test_a_run_can_be_repeated_from_what_it_left(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Also where the model is a file of one's own, beside a scenario elsewhere."""

@@ -32,12 +32,12 @@ RUNS: Mapping[str, Mapping[str, Any]] = {
     **{
         name: SCENARIOS[name]
         for name in (
-            "decode_speculation",
             "serving_flover",
-            "serving_sessions",
-            "serving_datasheet",
             "tiling_prompt",
             "linear_attention",
+            "decode_speculation",
+            "serving_sessions",
+            "serving_datasheet",
         )
     },
     "decode_attention": SPLITS,

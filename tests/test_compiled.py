@@ -186,6 +186,7 @@ def test_the_sources_run_where_a_user_says_so(monkeypatch: pytest.MonkeyPatch) -
     assert not compiled.use()
 
 
+@slow
 @COMPILED_ONLY
 def test_compiled_core_and_sources_leave_the_same_bytes() -> None:
     told = []

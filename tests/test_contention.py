@@ -148,6 +148,7 @@ def test_a_crowd_that_changes_is_the_crowd_as_it_is_now(begin: list[Demand], ran
             law = random.choice(laws_of)
 
 
+@slow
 @settings(deadline=None, derandomize=True, database=None, max_examples=200)
 @given(st.lists(greedy, min_size=2, max_size=8), st.lists(greedy, min_size=2, max_size=2), st.data())
 def test_even_shares_of_the_memory_are_what_the_law_says(
@@ -644,6 +645,7 @@ def test_the_program_writes_what_it_fitted_and_judges_by_it(measured_rows: Path)
     assert "of the profile, fitted on x, to some of these rows" in again.output
 
 
+@slow
 def test_what_is_of_another_card_or_misses_the_bar_is_not_written(measured_rows: Path) -> None:
     rows, folder = measured_rows / "rows.csv", measured_rows / "own"
     given_ = ["--measured", str(rows), "--device", "h200-sxm", "--profile", str(folder), "--fit"]

@@ -139,6 +139,7 @@ def test_figures_of_a_case_agree_with_each_other_and_with_its_run() -> None:
     assert seen >= 6
 
 
+@slow
 def test_shares_of_prices_add_up_to_one() -> None:
     for axes in by_case():
         shares = [r.value for r in study()[1].rows if r.axes == axes and r.metric == "price_share"]

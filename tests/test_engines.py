@@ -16,6 +16,7 @@ from simcore.studies.serving.runner import Bench
 from simcore.studies.serving.scenario import ServingScenario
 from simcore.studies.serving.strategies import ContinuousBatching, label
 from simcore.studies.serving.study import cases
+from tests.thorough import slow
 
 GIB = 2.0**30
 
@@ -177,6 +178,7 @@ def test_labels_name_the_engine_and_what_is_unusual() -> None:
     assert label(plain) == "continuous batching, 2,048 tokens a step, 1 step ahead, TP2"
 
 
+@slow
 def test_prompts_that_all_differ_are_served_the_same_whether_kept_or_not() -> None:
     bench = bench_of({"engine": "vllm-0.19"}, {"engine": "vllm-0.19", "prefix_caching": False})
     kept, not_kept = (bench.run(case, 0).served for case in cases(bench))

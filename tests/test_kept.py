@@ -196,6 +196,7 @@ def test_what_prices_go_by_is_in_the_key(
     assert len(list((tmp_path / "cache" / "prices").iterdir())) == 2
 
 
+@slow
 def test_a_folder_that_cannot_be_written_keeps_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

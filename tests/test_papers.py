@@ -11,7 +11,7 @@ from simcore.scenario import load_scenario
 from simcore.studies import decode
 from simcore.studies.common import Outcome
 from simcore.studies.published import compare
-from tests.thorough import first, thorough
+from tests.thorough import first, slow, thorough
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -118,6 +118,7 @@ def test_where_nothing_hits_nothing_overlaps() -> None:
     assert gains[0.5] > 1e-6
 
 
+@slow
 def test_what_a_profile_takes_as_free_is_priced_beside() -> None:
     outcome, _ = ran("alspec.yaml", "crossover=[]", "context_tokens=1024")
     latency = values(outcome, "token_latency_s")

@@ -232,6 +232,7 @@ def test_a_plan_that_leaves_out_early_has_the_winner_of_one_that_does_not(
     assert len(early.found.pairs) == len(full.found.pairs)
 
 
+@slow
 def test_few_ways_are_all_searched_in_full(tmp_path: Path) -> None:
     found = planned(tmp_path, plan_of([1, 8]), "rate")
     assert found.notes == []

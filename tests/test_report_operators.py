@@ -21,7 +21,7 @@ from simcore.reports import style
 from simcore.reports.operators import figures as figures_operators
 from simcore.reports.operators import sections as sections_operators
 from simcore.reports.run import read_run
-from tests.thorough import first, thorough
+from tests.thorough import first, slow, thorough
 
 LENGTHS = (128, 512, 2048, 8192)
 METHODS = {"vanilla": "vanilla", "lightning": "Lightning Attention 2", "lightning_torch": "Lightning (torch)"}
@@ -364,6 +364,7 @@ def test_a_measured_page_claims_no_prediction(everything: Path, tmp_path: Path) 
     assert "Lines are measured, marks are published." in text
 
 
+@slow
 @pytest.mark.parametrize("machine", first(1, ["sim", "cpu"]))
 def test_sources_are_shares_of_cases(machine: str, tmp_path: Path) -> None:
     run_dir = write_run(tmp_path)

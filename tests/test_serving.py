@@ -243,8 +243,8 @@ def random_document(kind: str, seed: int) -> Document:
 
 @pytest.mark.parametrize(
     "seeds",
-    first(1, [*(OPEN[i::3] for i in range(3)), CLOSED]),
-    ids=[*(f"arrivals {i}" for i in range(3)), "closed loop"],
+    first(1, [*(OPEN[i::6] for i in range(6)), CLOSED]),
+    ids=[*(f"arrivals {i}" for i in range(6)), "closed loop"],
 )
 @pytest.mark.parametrize("kind", STRATEGIES)
 def test_laws_hold_in_random_scenarios(kind: str, seeds: Sequence[int]) -> None:

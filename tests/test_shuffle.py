@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simcore.schedules.shuffle import shuffle, window
+from tests.thorough import slow
 
 MOST_SLOTS = 14
 
@@ -57,6 +58,7 @@ def check(used: Sequence[bool]) -> None:
     assert [target for _, target in moves] == sorted(moved.values())
 
 
+@slow
 def test_every_pattern_up_to_14_slots_is_as_brute_force_has_it() -> None:
     for used in patterns():
         offset, moves = shuffle(used)

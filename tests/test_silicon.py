@@ -265,6 +265,7 @@ def test_rows_together_are_predicted_as_one_by_one(tmp_path: Path) -> None:
     assert predict_all(tasks, "none", 2) == alone
 
 
+@slow
 def test_the_constant_is_found_from_the_drawn_rows_alone(tmp_path: Path) -> None:
     _, rows = table(tmp_path, host_s=3e-5)
     chosen = drawn(rows, seed=0)

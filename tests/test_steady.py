@@ -428,6 +428,7 @@ def test_a_lighter_load_that_is_kept_is_named() -> None:
     assert "; at 10 requests/s continuous batching" in text
 
 
+@slow
 def test_more_devices_are_named_where_they_keep_it_or_come_nearest() -> None:
     load = workload(300, {"kind": "constant", "rate_per_s": 100.0}, 100, 200)
     of = outcome(

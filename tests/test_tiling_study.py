@@ -474,6 +474,7 @@ def test_steps_of_long_runs_keep_the_slowest_token_of_each_stretch() -> None:
     assert steps["end_s"][-1] == of(found, "fractal, hybrid", 5000)["total_s"].value
 
 
+@slow
 def test_the_tape_prints_every_strategy() -> None:
     lines = assemble(parse_scenario(document(), "t"), "t").study.tape(record)
     heads = [line for line in lines if line.startswith("# ")]

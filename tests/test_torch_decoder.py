@@ -44,6 +44,7 @@ from simcore.validate.machines.buffers.decoder import (
 from simcore.validate.machines.buffers.served import served_states
 from simcore.validate.machines.cpu.machine import TorchRun
 from simcore.workload.requests import END, REQUESTS, Journal, Request
+from tests.thorough import slow
 
 torch.set_num_threads(1)
 fixed = settings(deadline=None, derandomize=True, database=None)
@@ -426,6 +427,7 @@ def test_speculation_over_the_whole_context_decodes_the_same(bits: int, overlap:
     same_as_dense(states, CONFIGS[name], 3)
 
 
+@slow
 @settings(fixed, max_examples=20)
 @given(bits=st.integers(0, 2**9 - 1), overlap=st.booleans(), name=st.sampled_from(list(CONFIGS)))
 def test_speculation_decodes_what_its_hits_left_out(bits: int, overlap: bool, name: str) -> None:

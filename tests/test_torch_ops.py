@@ -142,6 +142,7 @@ def same(found: tuple[Tensor, ...], expected: tuple[Tensor, ...]) -> None:
         assert not one.isnan().any()
 
 
+@slow
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_step_is_exported_with_any_batch(device: str) -> None:
     step, inputs = step_and_inputs(device)

@@ -16,7 +16,7 @@ from simcore.kernels.long_convolution.triton_toeplitz import (
     toeplitz_config,
     toeplitz_tile,
 )
-from tests.thorough import first
+from tests.thorough import first, slow
 
 torch.set_num_threads(1)
 
@@ -78,6 +78,7 @@ def test_any_side_will_do(sides: tuple[int, int]) -> None:
     check(*sides, 3, more=2)
 
 
+@slow
 def test_a_long_side_has_several_blocks_of_outputs_and_rounds() -> None:
     check(260, 260, 2, "tf32")
 

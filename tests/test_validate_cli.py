@@ -16,7 +16,7 @@ from simcore.input.files import InputError
 from simcore.scenario import load_scenario, resolved
 from simcore.validate.calibration import cpu as calibration
 from tests.command_line import call
-from tests.thorough import thorough
+from tests.thorough import slow, thorough
 
 ROOT = Path(__file__).resolve().parent.parent
 TILING: dict[str, Any] = {
@@ -66,6 +66,7 @@ def test_a_measured_speedup_is_the_ratio_of_the_totals_beside_it(tmp_path: Path)
     assert "repeatability" not in record["laws_checked"]
 
 
+@slow
 def test_a_validation_compares_like_with_like(tmp_path: Path) -> None:
     out = tmp_path / "run"
     assert call("validate", written(tmp_path), "--out", str(out)) in (0, 1)
@@ -111,6 +112,7 @@ DECODE: dict[str, Any] = {
 }
 
 
+@slow
 def test_a_layer_alone_runs_as_it_is_simulated(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
