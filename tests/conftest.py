@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 
 from simcore.validate.timing.pace import Pace
 from tests.interpreter import make_quicker
@@ -24,6 +25,11 @@ os.environ["SIMCORE_CACHE"] = "none"
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
     make_quicker()
+
+
+# On a machine that is busy with something else any example may take seconds, and any draw.
+settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("busy")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -28,7 +28,7 @@ from tests.programs import by_name
 from tests.thorough import examples
 
 NEAR = 1e-9
-fixed = settings(deadline=None, derandomize=True, database=None)
+fixed = settings(derandomize=True, database=None)
 
 
 @cache

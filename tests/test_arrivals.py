@@ -110,7 +110,7 @@ def test_one_request_comes_at_once(kind: str) -> None:
     ]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     kind=st.sampled_from(["constant", "poisson", "gamma", "span"]),
     rate=st.floats(1e-3, 1e4),
@@ -416,7 +416,7 @@ def test_a_file_that_changes_is_read_again(tmp_path: Path) -> None:
     assert (len(first.prompt_tokens), len(second.prompt_tokens)) == (1, 2)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     rows=st.lists(
         st.tuples(st.integers(0, 10**6), st.integers(0, 5), st.integers(0, 5)), min_size=1, max_size=40
@@ -588,7 +588,7 @@ def replay(path: Path) -> Drawn:
     return draw(workload({"kind": "trace", "format": "vllm", "path": str(path)}), 0, 0)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(count=st.integers(1, 60), seed=st.integers(0, 999), rate=st.floats(0.01, 1e3))
 def test_what_was_written_is_read_back_the_same(
     tmp_path_factory: pytest.TempPathFactory, count: int, seed: int, rate: float
@@ -641,7 +641,7 @@ def test_figures_are_those_of_vllm(tmp_path: Path) -> None:
     assert read.figures["p99_itl_ms"] == found["p99_itl_ms"]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.tuples(st.floats(1e-6, 1e3), st.integers(0, 4)), max_size=12))
 def test_pooled_gaps_give_the_figures_of_all_of_them(
     tmp_path_factory: pytest.TempPathFactory, pairs: list[tuple[float, int]]

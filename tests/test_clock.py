@@ -11,7 +11,7 @@ from simcore.sim.clock import Clock
 from tests.programs import RandomProgram, random_programs
 from tests.thorough import examples
 
-fixed = settings(deadline=None, derandomize=True, database=None)
+fixed = settings(derandomize=True, database=None)
 
 
 @settings(fixed, max_examples=examples(400))

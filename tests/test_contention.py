@@ -70,7 +70,7 @@ from tests.test_fit import PROFILE
 from tests.thorough import examples, slow, thorough
 
 pytestmark = pytest.mark.usefixtures("hurried")
-fixed = settings(deadline=None, derandomize=True, database=None)
+fixed = settings(derandomize=True, database=None)
 emulated = pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter is for machines without one")
 H200 = load_device("h200-sxm")
 F32 = Dtypes("fp32", "fp32", "fp32")
@@ -121,7 +121,7 @@ asked = asking(0.01, 0.2, 1.0, 1e6)
 greedy = asking(0.7, 0.03, 0.03, 300.0)
 
 
-@settings(deadline=None, derandomize=True, database=None, max_examples=examples(200))
+@settings(derandomize=True, database=None, max_examples=examples(200))
 @given(st.lists(asked, min_size=1, max_size=8), st.randoms(use_true_random=False), st.data())
 def test_a_crowd_that_changes_is_the_crowd_as_it_is_now(begin: list[Demand], random: Any, data: Any) -> None:
     """Whoever comes, goes, or asks for something else: rates are those of a list of the same demands."""
@@ -149,7 +149,7 @@ def test_a_crowd_that_changes_is_the_crowd_as_it_is_now(begin: list[Demand], ran
 
 
 @slow
-@settings(deadline=None, derandomize=True, database=None, max_examples=200)
+@settings(derandomize=True, database=None, max_examples=200)
 @given(st.lists(greedy, min_size=2, max_size=8), st.lists(greedy, min_size=2, max_size=2), st.data())
 def test_even_shares_of_the_memory_are_what_the_law_says(
     begin: list[Demand], more: list[Demand], data: Any

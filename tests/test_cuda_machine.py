@@ -35,7 +35,7 @@ from tests.programs import RandomProgram, meet, random_programs, sends, toy, toy
 from tests.test_torch_machine import Clock, items, same_order, without_time
 from tests.thorough import examples
 
-fixed = settings(deadline=None, derandomize=True, database=None)
+fixed = settings(derandomize=True, database=None)
 needs_card = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),

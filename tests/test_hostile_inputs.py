@@ -152,7 +152,7 @@ def test_a_spoilt_run_directory_gives_a_report_or_one_line(
         assert set(folder.rglob("*")) - set(before) <= {folder / "bench.json"}
 
 
-@settings(deadline=None, derandomize=True, max_examples=examples(60))
+@settings(derandomize=True, max_examples=examples(60))
 @given(text=st.text(max_size=80))
 def test_any_text_is_a_document_or_an_input_error(text: str) -> None:
     for parse in (parse_yaml, parse_json):
@@ -170,7 +170,7 @@ def refusal(parse: Callable[[str, str], Any], text: str) -> str:
     return ""
 
 
-@settings(deadline=None, derandomize=True, max_examples=examples(60))
+@settings(derandomize=True, max_examples=examples(60))
 @given(text=st.text(max_size=2000), names=st.lists(st.text(max_size=200), max_size=30))
 def test_what_is_repeated_is_short_and_printable(text: str, names: list[str]) -> None:
     for line in (shown(text), plain(text)):

@@ -38,7 +38,6 @@ def test_laws_hold_on_random_programs() -> None:
 
     @settings(
         max_examples=examples(1000),
-        deadline=None,
         derandomize=True,
         database=None,
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],

@@ -205,7 +205,7 @@ decoders = st.builds(
     st.booleans(),
     st.booleans(),
 )
-fixed = settings(deadline=None, derandomize=True, database=None, max_examples=100)
+fixed = settings(derandomize=True, database=None, max_examples=100)
 
 
 def matmuls(graph: Graph) -> list[Op]:

@@ -609,7 +609,7 @@ PLACES = [
 ]
 
 
-@settings(max_examples=examples(300), deadline=None)
+@settings(max_examples=examples(300))
 @given(path=st.sampled_from(PLACES), value=VALUES)
 def test_whatever_stands_in_a_field_is_accepted_or_one_line_that_begins_with_it(
     path: str, value: Any

@@ -372,7 +372,7 @@ def test_levels_span_the_run_and_end_with_all_tokens(kind: Callable[[Random], Ca
             assert (np.diff(columns["tokens"]) >= -1e-9).all()
 
 
-@settings(max_examples=examples(200), deadline=None)
+@settings(max_examples=examples(200))
 @given(st.lists(st.tuples(st.integers(0, 20), st.integers(1, 30)), min_size=1, max_size=30))
 def test_weighted_percentiles_are_those_of_the_whole_sample(pairs: list[tuple[int, int]]) -> None:
     values, weights = np.array([float(v) for v, _ in pairs]), np.array([w for _, w in pairs])

@@ -20,7 +20,7 @@ from simcore.sim.simulation import Simulation
 from tests.programs import toy, toy_price, toy_roofline, toys
 from tests.thorough import examples
 
-fixed = settings(deadline=None, derandomize=True, database=None)
+fixed = settings(derandomize=True, database=None)
 
 # -- fair shares ---------------------------------------------------------------------------------
 

@@ -47,7 +47,7 @@ from simcore.workload.requests import END, REQUESTS, Journal, Request
 from tests.thorough import slow
 
 torch.set_num_threads(1)
-fixed = settings(deadline=None, derandomize=True, database=None)
+fixed = settings(derandomize=True, database=None)
 
 
 def formats(name: str) -> Dtypes:

@@ -28,7 +28,7 @@ from tests.programs import RandomProgram, meet, random_programs, sends, toy, toy
 from tests.thorough import examples
 
 torch.set_num_threads(1)
-fixed = settings(deadline=None, derandomize=True, database=None)
+fixed = settings(derandomize=True, database=None)
 
 # Seconds between one look at the clock and the next.
 TICK_S = 1e-6
