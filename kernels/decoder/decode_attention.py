@@ -11,6 +11,7 @@ the same launch makes.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -20,6 +21,13 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from simcore.kernels.decoder.attention import attend
 from simcore.kernels.decoder.checks import check_gate, check_like, check_space
+from simcore.kernels.decoder.even_attention import MOST_SEQUENCES as MOST_DEALT
+from simcore.kernels.decoder.even_attention import (
+    EvenConfig,
+    even_attention_kernel,
+    even_constants,
+    even_shapes,
+)
 from simcore.kernels.decoder.split_kv import (
     Cache,
     Shares,
@@ -27,6 +35,7 @@ from simcore.kernels.decoder.split_kv import (
     block_added,
     cache,
     cache_of,
+    empty,
     launched,
     load_queries,
     nothing,
@@ -206,7 +215,7 @@ def decode_attention(
     gate: Tensor | None = None,
     out: Tensor | None = None,
     space: Workspace | None = None,
-    config: DecodeConfig | None = None,
+    config: DecodeConfig | EvenConfig | None = None,
 ) -> Tensor:
     """Attends from q [batch, q_heads, d] over each sequence's first lengths [batch] (int32) tokens.
 
@@ -214,7 +223,9 @@ def decode_attention(
     [batch, blocks of a sequence] (int32). They may be fp8, with k_scale and v_scale (fp32 [kv_heads]): value
     = stored * scale. `scale` is 1/sqrt(d) by default. With `sinks` or `window` only the first `sinks`
     and last `window` tokens are attended. gate (int32 [1]): if it is 0 on the device, the launch does
-    nothing. space: see Workspace; by default a new one. Returns out [batch, q_heads, d], zeros for a sequence
+    nothing. space: see Workspace; by default a new one. config: the
+    layout, by default that of `config_for`; an EvenConfig deals the work evenly to all programs, whatever the
+    lengths. Returns out [batch, q_heads, d], zeros for a sequence
     without tokens.
 
     Raises ValueError for tensors that do not fit together.
@@ -230,23 +241,49 @@ def decode_attention(
     config = config or config_for(q, kv)
     out = torch.empty_like(q) if out is None else out
     check_like("out", out, tuple(q.shape), q.dtype)
-    space = space or workspace(q, kv.kv_heads, config)
-    check_space(space, shapes(q, kv.kv_heads, config.splits, shares_of(q, kv.kv_heads, config).slices))
-    constants = sizes(
-        q, kv, splits=config.splits, slices=config.slices, warps=config.warps, sharers=config.sharers
-    )
+    launch = _evenly(q, kv, config) if isinstance(config, EvenConfig) else _by_sequence(q, kv, config)
+    space = space or Workspace(*(empty(q, *shape) for shape in launch.shapes))
+    check_space(space, launch.shapes)
     windowed = sinks is not None or window is not None
-    _decode_attention_kernel[(config.splits, kv.kv_heads, q.shape[0])](
+    launch.kernel[launch.grid](
         q, k, v, out, lengths, block_table, k_scale, v_scale, gate, *space,
         (q.shape[-1] ** -0.5 if scale is None else scale) * LOG2E,
-        min(sinks or 0, kv.capacity), min(window or 0, kv.capacity), kv.capacity,
+        min(sinks or 0, kv.capacity), min(window or 0, kv.capacity), kv.capacity, *launch.numbers,
         *q.stride()[:2], *out.stride()[:2], *kv.strides(),
         BLOCK=config.block, STAGES=stages(config.stages, kv),
         WINDOWED=windowed, SCALED=k_scale is not None, GATED=gate is not None,
-        **constants,
+        **launch.constants,
         **launched(config.warps, config.chained),
     )  # fmt: skip
     return out
+
+
+class _Launch(NamedTuple):
+    """What launches of the two kernels differ in: further `numbers`, compile-time `constants`, and the
+    `shapes` of the workspace."""
+
+    kernel: Any
+    grid: tuple[int, ...]
+    numbers: tuple[int, ...]
+    constants: dict[str, int]
+    shapes: list[tuple[int, ...]]
+
+
+def _by_sequence(q: Tensor, kv: Cache, config: DecodeConfig) -> _Launch:
+    constants = sizes(
+        q, kv, splits=config.splits, slices=config.slices, warps=config.warps, sharers=config.sharers
+    )
+    slices = shares_of(q, kv.kv_heads, config).slices
+    wanted = shapes(q, kv.kv_heads, config.splits, slices)
+    grid = config.splits, kv.kv_heads, len(q)
+    return _Launch(_decode_attention_kernel, grid, (), constants, wanted)
+
+
+def _evenly(q: Tensor, kv: Cache, config: EvenConfig) -> _Launch:
+    if len(q) > MOST_DEALT:
+        raise ValueError(f"at most {MOST_DEALT} sequences are dealt evenly, not {len(q)}")
+    constants, wanted = even_constants(q, kv, config), even_shapes(q, kv.kv_heads, config)
+    return _Launch(even_attention_kernel, (config.programs,), (len(q),), constants, wanted)
 
 
 @triton.jit
@@ -312,8 +349,8 @@ def _decode_attention_kernel(
             for share in range(split - (SPLITS - SHARERS), SHARES, SHARERS):
                 query, first_column = share // SLICES * QUERIES, share % SLICES * COLUMNS
                 whole, _ = sum_parts(
-                    partials_ptr, logs_ptr, partials_ptr, row, 0, query, first_column,
-                    SPLITS, PARTS, False, GROUP, HEAD_DIM, QUERIES, COLUMNS, SLICES,
+                    partials_ptr, logs_ptr, partials_ptr, None, row, 0, query, first_column, SPLITS,
+                    PARTS, False, GROUP, HEAD_DIM, QUERIES, COLUMNS, SLICES, COLUMNS,
                 )  # fmt: skip
                 queries, columns = places(query, first_column, QUERIES, COLUMNS)
                 tl.store(

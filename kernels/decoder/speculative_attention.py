@@ -400,8 +400,8 @@ def _speculative_attention_kernel(
         for share in range(split - (SPLITS - SHARERS), SHARES, SHARERS):
             query, first_column = share // SLICES * QUERIES, share % SLICES * COLUMNS
             exact, speculated = sum_parts(
-                partials_ptr, logs_ptr, ends_ptr, row, ends_row, query, first_column,
-                SPLITS, PARTS, True, GROUP, HEAD_DIM, QUERIES, COLUMNS, SLICES,
+                partials_ptr, logs_ptr, ends_ptr, None, row, ends_row, query, first_column, SPLITS,
+                PARTS, True, GROUP, HEAD_DIM, QUERIES, COLUMNS, SLICES, COLUMNS,
             )  # fmt: skip
             miss = speculated - exact
             off, size = tl.reduce((miss * miss, exact * exact), 0, two_added)
@@ -440,8 +440,8 @@ def _give(
         columns = tl.arange(0, DIM)
         for query in range(split - (WORKERS - GIVERS), GROUP, GIVERS):
             early, _ = sum_parts(
-                worker_partials_ptr, worker_logs_ptr, worker_partials_ptr, pair * WORKERS * GROUP, 0, query,
-                0, WORKERS, PARTS, False, GROUP, HEAD_DIM, 1, DIM, 1,
+                worker_partials_ptr, worker_logs_ptr, worker_partials_ptr, None, pair * WORKERS * GROUP, 0,
+                query, 0, WORKERS, PARTS, False, GROUP, HEAD_DIM, 1, DIM, 1, DIM,
             )  # fmt: skip
             words = ends_ptr + (pair * GROUP + query) * HEAD_DIM + columns
             tl.store(words, early.to(tl.int32, bitcast=True), mask=columns < HEAD_DIM)

@@ -401,25 +401,27 @@ def places(query, first_column, QUERIES: tl.constexpr, COLUMNS: tl.constexpr):
 
 @triton.jit
 def sum_parts(
-    partials_ptr, logs_ptr, ends_ptr, row, ends_row, query, first_column,
-    COUNT: tl.constexpr, PARTS: tl.constexpr, ENDS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr,
-    QUERIES: tl.constexpr, COLUMNS: tl.constexpr, SLICES: tl.constexpr,
+    partials_ptr, logs_ptr, ends_ptr, first_row, row, ends_row, query, first_column, count,
+    PARTS: tl.constexpr, ENDS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr,
+    QUERIES: tl.constexpr, COLUMNS: tl.constexpr, SLICES: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Waits for COUNT parts of a share and empties them; the group's first query is at rows `row`, `row` +
-    GROUP, ... of the parts. Their sum at `places`, [QUERIES * COLUMNS], zeros for no token at all; and beside
-    it, where ENDS, what is to be compared with it, the group's first at `ends_row` (else `ends_ptr` and
-    `ends_row` are not used). PARTS: see `tile`."""
+    """Waits for `count` parts of a share and empties them; the group's first query is at rows `row`, `row` +
+    GROUP, ... of the parts, that of the first part at `first_row` unless this is None. Their sum at `places`,
+    [QUERIES * COLUMNS], zeros for no token at all; and beside it, where ENDS, what is to be compared with it,
+    the group's first at `ends_row` (else `ends_ptr` and `ends_row` are not used). PARTS: see `tile`; WIDTH:
+    the columns of a slice of logs, COLUMNS or fewer."""
     which, column = places(query, first_column, QUERIES, COLUMNS)
     number, which, column = tl.arange(0, PARTS)[:, None], which[None, :], column[None, :]
-    counted = (number < COUNT) & (which < GROUP)
+    counted = (number < count) & (which < GROUP)
     there = counted & (column < HEAD_DIM)
     part_row = row + number * GROUP + which
+    if first_row is not None:
+        part_row = tl.where(number == 0, first_row + which, part_row)
     words_at = partials_ptr + part_row * HEAD_DIM + column
     # Spread over threads like the parts' columns, although the logs are few words.
     at = tl.arange(0, QUERIES * COLUMNS)
-    COPIES: tl.constexpr = min(LOADED_AT_ONCE, COLUMNS)
-    copy = first_column // COLUMNS * COPIES + at % COPIES
-    logs_at = logs_ptr + part_row * (SLICES * COPIES) + copy[None, :]
+    COPIES: tl.constexpr = min(LOADED_AT_ONCE, WIDTH)
+    logs_at = logs_ptr + part_row * (SLICES * COPIES) + column // WIDTH * COPIES + (at % COPIES)[None, :]
     # One row of a tile like the parts', so that here too each number is in one thread.
     ends_at = ends_ptr + (ends_row + which) * HEAD_DIM + column + 0 * number
     ends_there = (number == 0) & (which < GROUP) & (column < HEAD_DIM)
