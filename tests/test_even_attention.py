@@ -1,5 +1,5 @@
-"""Attention dealt evenly to a fixed number of programs, against float64: ragged lengths, heads cut into few parts
-and into many, a workspace used again."""
+"""Attention dealt evenly to a fixed number of programs, against float64: ragged lengths, heads cut into few
+parts and into many, a workspace used again."""
 
 from random import Random
 
@@ -139,7 +139,7 @@ def test_on_a_gpu(index: int) -> None:
         kv_heads, group, int(rng.choice(GPU_HEAD_DIMS)), dtype, kv_dtype, int(rng.choice(GPU_BLOCKS))
     )
     ends = {"sinks": int(rng.integers(2, 15)), "window": 2 * int(rng.integers(8, 700)) + 1}
-    for drawing in range(5):
+    for _ in range(5):
         batch = int(2 ** rng.uniform(0, 6.6))
         capacity = max(256, min(16384, 2**27 // (batch * kv_heads * shape.head_dim)) // 256 * 256)
         lengths = some_lengths(rng, batch, capacity)
@@ -151,7 +151,7 @@ def test_on_a_gpu(index: int) -> None:
             kv_heads=kv_heads, head_dim=shape.head_dim, kv_bytes=shape.stored.itemsize, gpu=gpu_of(q)
         )
         out, space = poisoned(case), space_of(case, config)
-        for _ in range(2):
+        for _ in ("once", "again"):
             out.fill_(float("nan"))
             decode_attention(*case.tensors, **case.options, out=out, space=space, config=config)
             assert error(out, truth(case)) < BARS[out.dtype], (str(shape), lengths)

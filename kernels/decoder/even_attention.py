@@ -67,10 +67,8 @@ class EvenConfig:
     def __post_init__(self) -> None:
         check_powers(self, "block", "slices", "warps")
         for name in ("programs", "stages", "least", "sharers"):
-            if getattr(self, name) < 1:
-                raise ValueError(
-                    f"{name}: a layout cannot have {getattr(self, name)}; it has to be 1 or more"
-                )
+            if (value := getattr(self, name)) < 1:
+                raise ValueError(f"{name}: a layout cannot have {value}; it has to be 1 or more")
 
     def parts(self, kv_heads: int) -> int:
         """Returns the most parts of a head: the heads of a sequence have equally many blocks."""
