@@ -111,8 +111,8 @@ class FakeVerbs:
             flags[row[0]] = seen[row[0]] = value
 
 
-class FakeLayer:
-    """See `simcore.validate.machines.cuda.layer.Layer`. `steps`: how much is done at most whenever somebody
+class FakeCudaApi:
+    """See `simcore.validate.machines.cuda.cuda_api.CudaApi`. `steps`: how much is done at most whenever somebody
     looks."""
 
     device = "cpu"

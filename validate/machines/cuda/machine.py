@@ -34,8 +34,8 @@ from simcore.machine.trace import Cause, Trace
 from simcore.ops.op import Graph, Pricer, Roofline
 from simcore.sim.garbage import no_collections
 from simcore.sim.simulation import WAITS_FOR_EARLIER, WAITS_FOR_SIGNAL, Outcomes, no_floor
+from simcore.validate.machines.cuda.cuda_api import CudaApi, seen_together
 from simcore.validate.machines.cuda.flag_kernels import flags_of, settings
-from simcore.validate.machines.cuda.layer import Layer, seen_together
 from simcore.validate.machines.cuda.memory import Memory, Notes
 from simcore.validate.machines.cuda.parts import Arrival, CardTicket, Lane
 from simcore.validate.machines.cuda.plan import Plan, Stage, plan_key, stages
@@ -75,15 +75,15 @@ class Card:
     def __init__(
         self,
         states: Sequence[Any],
-        layer: Layer,
+        api: CudaApi,
         *,
         mesh: layout.Mesh | None = None,
         lockstep: Sequence[str] = (),
         patience_s: float = PATIENCE_S,
     ) -> None:
         self.mesh = mesh_of(states, mesh)
-        self.states, self.layer, self.lockstep = list(states), layer, tuple(lockstep)
-        self.memory = Memory(layer)
+        self.states, self.api, self.lockstep = list(states), api, tuple(lockstep)
+        self.memory = Memory(api)
         self.looks = max(1, int(patience_s / LOOK_S))
         self.plans: dict[Hashable, Plan] = {}
         self._graphs: dict[Graph, Graph] = {}
@@ -92,22 +92,22 @@ class Card:
         self.shared = SharedOut(self.same, no_floor, no_floor)
         # The text of the wait with each error code, at code - 1.
         self.takers: list[str] = []
-        self.own = layer.stream()
-        self.stage_queue = StageQueue(layer, self.memory, self.mesh, self.states, self.looks)
+        self.own = api.stream()
+        self.stage_queue = StageQueue(api, self.memory, self.mesh, self.states, self.looks)
 
     def lane(self, rank: int, name: str) -> Lane:
         """Returns a stream of a rank."""
         found = self.lanes.get((rank, name))
         if found is None:
-            found = self.lanes[rank, name] = Lane(rank, name, self.states[rank], self.layer.stream())
+            found = self.lanes[rank, name] = Lane(rank, name, self.states[rank], self.api.stream())
         return found
 
     def reset(self) -> None:
         """Resets flags, signals, events and lanes for a new run; the states are reset by their owners."""
-        self.layer.reset()
+        self.api.reset()
         self.memory.reset()
         # Zeros are written on a stream that the lanes' streams do not wait for.
-        self.layer.synchronize()
+        self.api.synchronize()
         for lane in self.lanes.values():
             lane.reset()
 
@@ -148,7 +148,7 @@ class CardRun(Device):
     """One run of one program on all ranks of a card; the verbs of `simcore.sim.simulation.Simulation`."""
 
     def __init__(self, card: Card, outcomes: Outcomes, shared: SharedOut, warmup_launches: int = 0) -> None:
-        self.card, self.layer, self.memory = card, card.layer, card.memory
+        self.card, self.api, self.memory = card, card.api, card.memory
         self.mesh, self.states = card.mesh, card.states
         self._stages = card.stage_queue
         self._host = host = HostSide(self, card.mesh, card.lockstep)
@@ -198,22 +198,22 @@ class CardRun(Device):
         before = self._stages.captures
         with torch.inference_mode(), no_collections():
             self.card.reset()
-            first = seen_together(self.layer, self.card.own)
+            first = seen_together(self.api, self.card.own)
             try:
                 self._host.run(program)
             finally:
-                self.layer.synchronize()
+                self.api.synchronize()
             self._check()
-            last = seen_together(self.layer, self.card.own)
+            last = seen_together(self.api, self.card.own)
             self.fresh, self.clocks_apart_s = self._stages.captures - before, first[2] + last[2]
             self._resolve(first, last)
-            self.layer.synchronize()
+            self.api.synchronize()
         return self.trace
 
     def _resolve(self, first: tuple[Any, float, float], last: tuple[Any, float, float]) -> None:
         origin_s = self._host.origin_s
         ends = [(event, at_s - origin_s) for event, at_s, _ in (first, last)]
-        clocks = Clocks(self.layer, ends[0], ends[1], self.clocks_apart_s)
+        clocks = Clocks(self.api, ends[0], ends[1], self.clocks_apart_s)
         resolver = Resolver(self.trace, clocks, self._shared)
         resolver.resolve(self._records)
         self.trace.verbs.update(verbs_of(self._submitted[self.trace.warmup_launches :], resolver.cause))
@@ -223,14 +223,14 @@ class CardRun(Device):
     def _check(self) -> None:
         """Raises DeadlockError if a wait for a signal took too long."""
         if code := self.memory.failed:
-            self.layer.synchronize()
+            self.api.synchronize()
             raise DeadlockError(f"nothing can happen any more: {self.card.takers[code - 1]}")
 
     # -- the interface for the host's side -------------------------------------------------------------
 
     def ticket(self) -> CardTicket:
         """Makes a ticket for a launch."""
-        return CardTicket(self.layer)
+        return CardTicket(self.api)
 
     def go_on(self) -> bool:
         """Queues all that can be queued now. Returns whether there was any."""
@@ -265,7 +265,7 @@ class CardRun(Device):
         """Whether a lane has work, or had at the last look: tasks that wait for its end then get a turn."""
         if lane.tail is lane.passed:
             return False
-        if self.layer.done(lane.tail):
+        if self.api.done(lane.tail):
             lane.passed = lane.tail
         return True
 
@@ -278,8 +278,8 @@ class CardRun(Device):
         memory.declared.add(flag)
         if initial:
             memory.seen[slot] = initial
-            self.layer.run(self.card.own, partial(fill, memory.flags[slot : slot + 1], initial))
-            self._written, self._writing = self._written + 1, self.layer.record(self.card.own)
+            self.api.run(self.card.own, partial(fill, memory.flags[slot : slot + 1], initial))
+            self._written, self._writing = self._written + 1, self.api.record(self.card.own)
 
     def value_of(self, flag: Flag) -> int:
         """Returns the value that a flag had when the last kernel that wrote it had ended."""
@@ -318,9 +318,9 @@ class CardRun(Device):
             signals = ((signal.name, signal.source, self.card.code(what)),)
             plan = self.card.plans[key] = Plan((), False, None, signals)
         self._stages.queue(lane, plan, "take", (), partial(self._stages.head, lane, notes, plan, None), ())
-        event = lane.tail = self.layer.record(lane.stream)
-        if not self.layer.done(event):
-            yield Need(lambda: self.layer.done(event))
+        event = lane.tail = self.api.record(lane.stream)
+        if not self.api.done(event):
+            yield Need(lambda: self.api.done(event))
         return Taken(signal.name, signal.source, notes, place + 1)
 
     # -- launches ------------------------------------------------------------------------------------------
@@ -359,8 +359,8 @@ class CardRun(Device):
                 yield TURN
             if len(queued) == DEPTH:
                 ends = queued.popleft()
-                if not all(map(self.layer.done, ends)):
-                    yield Need(lambda ends=ends: all(map(self.layer.done, ends)))  # type: ignore[misc]
+                if not all(map(self.api.done, ends)):
+                    yield Need(lambda ends=ends: all(map(self.api.done, ends)))  # type: ignore[misc]
             if launch.ticket.stopped or (replay > 0 and launch.curtailed):
                 break
             yield from self._replay(stream, launch, replay)
@@ -406,8 +406,8 @@ class CardRun(Device):
         if any(self._sent[key[:2]] <= self._may_take[key] for key in keys):
             self._stages.alone(stream, plan, "gate", parts["gate"])
             gate = leader.tail
-            if not self.layer.done(gate):
-                yield Need(lambda: self.layer.done(gate))
+            if not self.api.done(gate):
+                yield Need(lambda: self.api.done(gate))
             if notes.at(place):
                 yield from self._hold_back(stream, launch)
             self._stages.alone(stream, plan, "signals", parts["signals"])
@@ -428,7 +428,7 @@ class CardRun(Device):
         if found is None:
             for flag in (*launch.sets, *flags_of(launch.when, launch.sets)):
                 self.memory.slot(flag)
-            made = settings(launch.sets, self.memory.slots, self.layer.ints) if launch.sets else None
+            made = settings(launch.sets, self.memory.slots, self.api.ints) if launch.sets else None
             of = f"rank {stream.rank} stream {stream.name}: graph {launch.graph.name}"
             signals = tuple(
                 (s.name, s.source, self.card.code(f"{of} waits for signal {s.name} of rank {s.source}"))
@@ -458,7 +458,7 @@ class CardRun(Device):
         waited: tuple[Any, ...] = launch.after if replay == 0 else ()
         before = [None] * len(stream.lanes)
         if replay == 0 and plan.stages[0].kind == "local":
-            before = [self.layer.record(lane.stream) for lane in stream.lanes]
+            before = [self.api.record(lane.stream) for lane in stream.lanes]
         for stage in plan.stages:
             if stage.kind == "collective":
                 yield from self._meet(Arrival(stream, launch, plan, stage, replay, gate, heads, waited))
@@ -483,14 +483,14 @@ class CardRun(Device):
 
     def _make_ready(self, lane: Lane, launch: Launch, sizes: Mapping[str, int], *, first: bool) -> None:
         """Makes a lane wait for tickets and first values of flags; writes the sizes that kernels read."""
-        layer = self.layer
+        api = self.api
         if first:
             for ticket in launch.after:
                 for rank, event in getattr(ticket, "ends", {}).items():
                     if event is not lane.tail and (rank == lane.rank or lane.rank not in ticket.ends):
-                        layer.wait(lane.stream, event)
+                        api.wait(lane.stream, event)
         if lane.flags_seen < self._written:
-            layer.wait(lane.stream, self._writing)
+            api.wait(lane.stream, self._writing)
             lane.flags_seen = self._written
         told = lane.state.told(launch.graph)
         if told:
@@ -500,7 +500,7 @@ class CardRun(Device):
                 place = tensor.data_ptr()
                 if self._sizes.get(place) != value:
                     begun_s = self.now()
-                    layer.run(lane.stream, partial(fill, tensor, value))
+                    api.run(lane.stream, partial(fill, tensor, value))
                     self._sizes[place] = value
                     if not launch.took_s:
                         launch.told_s += self.now() - begun_s
@@ -526,7 +526,7 @@ class CardRun(Device):
             states.append(self.states[other])
             if lane.rank in self._wires:
                 # A rank has one wire: what another of its streams has put there goes first.
-                self.layer.wait(lane.stream, self._wires[lane.rank].after)
+                self.api.wait(lane.stream, self._wires[lane.rank].after)
         nodes = partial(self._stages.nodes, lane, launch, notes, plan, stage)
         self._stages.queue(lane, plan, stage.index, states, nodes, stage.ops)
         given_s = self.now()
@@ -535,7 +535,7 @@ class CardRun(Device):
         wire = stage.publication is not None
         record = Record(
             next(self._ids), launch, lane.rank, "wire" if wire else launch.stream, "wire" if wire else "run",
-            replay, stage.first, len(stage.ops), sizes, queued_s, given_s, self.layer.record(lane.stream),
+            replay, stage.first, len(stage.ops), sizes, queued_s, given_s, self.api.record(lane.stream),
             earlier=lane.last, publication=stage.publication,
         )  # fmt: skip
         if stage.publication is not None:
@@ -549,7 +549,7 @@ class CardRun(Device):
     # -- ranks that meet -----------------------------------------------------------------------------------
 
     def _meet(self, at: Arrival) -> Steps:
-        at.events = [self.layer.record(lane.stream) for lane in at.stream.lanes]
+        at.events = [self.api.record(lane.stream) for lane in at.stream.lanes]
         for lane, event in zip(at.stream.lanes, at.events, strict=True):
             lane.tail = event
         return self._meetings.meet(at.stage.ops[0], at.stream, at, self._hold)
@@ -574,8 +574,8 @@ class CardRun(Device):
         lanes: list[Lane] = [at.stream.lanes[place] for at, place in zip(came, places, strict=True)]
         holder, first = lanes[0], came[0]
         for at, place in zip(came[1:], places[1:], strict=True):
-            self.layer.wait(holder.stream, at.events[place])
-        before, queued_s = self.layer.record(holder.stream), self.now()
+            self.api.wait(holder.stream, at.events[place])
+        before, queued_s = self.api.record(holder.stream), self.now()
         states, op = [self.states[rank] for rank in group], first.stage.ops[0]
         gate = first.gate[0].words.gate if first.gate is not None else None
         nodes: Nodes = lambda: [partial(met_behind, gate, states, op)]  # noqa: E731
@@ -583,7 +583,7 @@ class CardRun(Device):
         given_s = self.now()
         for state in states:
             skipped(state, [op])
-        after, number = self.layer.record(holder.stream), next(self._met)
+        after, number = self.api.record(holder.stream), next(self._met)
         waited = tuple([lane.last for lane in lanes]) + tuple(x for at in came for x in at.waited)
         for rank, at, place, lane in zip(group, came, places, lanes, strict=True):
             record = Record(
@@ -593,7 +593,7 @@ class CardRun(Device):
             )  # fmt: skip
             at.heads[place] = at.heads[place] or record
             if lane is not holder:
-                self.layer.wait(lane.stream, after)
+                self.api.wait(lane.stream, after)
             lane.last, lane.tail = record, after
             self._records.append(record)
         return holder
@@ -604,14 +604,14 @@ class CardRun(Device):
         """Writes the flags of all launches that end with a collective, before any of its ranks goes on."""
         holder = holders[0]
         for other in holders[1:]:
-            self.layer.wait(holder.stream, other.tail)
+            self.api.wait(holder.stream, other.tail)
         for at in settling:
             notes = self.memory.notes(at.stream.rank, at.stream.name)
             self._stages.queue(holder, at.plan, "settle", (), partial(self._settling, notes, at.plan), ())
-        event = self.layer.record(holder.stream)
+        event = self.api.record(holder.stream)
         for lane in (lane for at in all_ for lane in at.stream.lanes):
             if lane is not holder:
-                self.layer.wait(lane.stream, event)
+                self.api.wait(lane.stream, event)
             lane.tail = event
 
     def _settling(self, notes: Notes, plan: Plan) -> list[Callable[[], object]]:

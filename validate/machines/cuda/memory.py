@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from simcore.machine.machine import Flag
+from simcore.validate.machines.cuda.cuda_api import CudaApi
 from simcore.validate.machines.cuda.flag_kernels import Words
-from simcore.validate.machines.cuda.layer import Layer
 
 MOST_FLAGS = MOST_COUNTERS = 4096
 # The most gates and turns in the log of one stream in one run, and the most verdicts.
@@ -53,10 +53,10 @@ class Notes:
 class Memory:
     """All flags and signals of a machine's ranks; addresses stay, because captured graphs contain them."""
 
-    def __init__(self, layer: Layer) -> None:
-        self.layer = layer
-        self.flags, self.seen = layer.zeros(MOST_FLAGS), layer.host_zeros(MOST_FLAGS)
-        self.counters, self.error = layer.zeros(MOST_COUNTERS), layer.host_zeros(1)
+    def __init__(self, api: CudaApi) -> None:
+        self.api = api
+        self.flags, self.seen = api.zeros(MOST_FLAGS), api.host_zeros(MOST_FLAGS)
+        self.counters, self.error = api.zeros(MOST_COUNTERS), api.host_zeros(1)
         self._error: NDArray[np.int32] = self.error.numpy()
         self.slots: dict[Flag, int] = {}
         self.declared: set[Flag] = set()
@@ -81,10 +81,10 @@ class Memory:
         """Returns the words of a stream."""
         if stream not in self._notes:
             words = Words(
-                self.layer.zeros(1),
-                self.layer.zeros(2),
-                self.layer.host_zeros(MOST_NOTES),
-                self.layer.host_zeros(MOST_NOTES),
+                self.api.zeros(1),
+                self.api.zeros(2),
+                self.api.host_zeros(MOST_NOTES),
+                self.api.host_zeros(MOST_NOTES),
             )
             self._notes[stream] = Notes(words)
         return self._notes[stream]

@@ -4,7 +4,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Any
 
-from simcore.validate.machines.cuda.layer import Layer
+from simcore.validate.machines.cuda.cuda_api import CudaApi
 from simcore.validate.machines.cuda.memory import Notes
 from simcore.validate.machines.cuda.plan import Plan, Stage
 from simcore.validate.machines.cuda.records import Record
@@ -36,7 +36,7 @@ class Lane:
 class CardTicket:
     """A launch's ticket. `ends`: the event behind its last replay by rank; `records`: the last of each."""
 
-    layer: Layer
+    api: CudaApi
     replays: int = 0
     stopped: bool = False
     issued: bool = False
@@ -62,7 +62,7 @@ class CardTicket:
     def is_done(self) -> bool:
         """Whether all its work has been queued and has ended."""
         if not self._done and self.issued:
-            self._done = all(self.layer.done(event) for event in self.ends.values())
+            self._done = all(self.api.done(event) for event in self.ends.values())
         return self._done
 
     def done(self) -> Steps:

@@ -24,7 +24,7 @@ from simcore.machine.trace import Cause, Mark, PricedOp, Span, Trace
 from simcore.machine.trace import State as SpanState
 from simcore.ops.op import Graph, Op, Pricer, Publication, Roofline
 from simcore.sim.host import latest
-from simcore.validate.machines.cuda.layer import Layer
+from simcore.validate.machines.cuda.cuda_api import CudaApi
 from simcore.validate.machines.cuda.memory import Notes
 from simcore.validate.machines.launches import Launch, TorchTicket, measured
 
@@ -105,9 +105,9 @@ class Clocks:
     wrong by at most `apart_s`; a difference of the clocks that this explains is not taken for a drift."""
 
     def __init__(
-        self, layer: Layer, first: tuple[Any, float], last: tuple[Any, float], apart_s: float
+        self, api: CudaApi, first: tuple[Any, float], last: tuple[Any, float], apart_s: float
     ) -> None:
-        self.layer, self.first, self.apart_s = layer, first, apart_s
+        self.api, self.first, self.apart_s = api, first, apart_s
         self._near, self._near_s = first[0], 0.0
         self._known: dict[int, float] = {}
         self._rate, self._later_s = 1.0, 0.0
@@ -119,7 +119,7 @@ class Clocks:
         """Returns the seconds from the first look to an event, by the card's clock."""
         found = self._known.get(id(event))
         if found is None:
-            apart_s = self.layer.elapsed_s(self._near, event)
+            apart_s = self.api.elapsed_s(self._near, event)
             found = self._known[id(event)] = self._near_s + apart_s
             if abs(apart_s) > NEAR_S:
                 self._near, self._near_s = event, found

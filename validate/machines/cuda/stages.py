@@ -14,7 +14,7 @@ from torch import Tensor
 from simcore.kernels.streams import gated, one_stream
 from simcore.machine import mesh as layout
 from simcore.ops.op import Op, Publication
-from simcore.validate.machines.cuda.layer import Layer
+from simcore.validate.machines.cuda.cuda_api import CudaApi
 from simcore.validate.machines.cuda.memory import Memory, Notes
 from simcore.validate.machines.cuda.parts import Lane
 from simcore.validate.machines.cuda.plan import Plan, Stage
@@ -30,9 +30,9 @@ class StageQueue:
     many stages were captured."""
 
     def __init__(
-        self, layer: Layer, memory: Memory, mesh: layout.Mesh, states: Sequence[Any], looks: int
+        self, api: CudaApi, memory: Memory, mesh: layout.Mesh, states: Sequence[Any], looks: int
     ) -> None:
-        self.layer, self.memory, self.mesh, self.states, self.looks = layer, memory, mesh, states, looks
+        self.api, self.memory, self.mesh, self.states, self.looks = api, memory, mesh, states, looks
         self.captures = 0
 
     def queue(
@@ -48,10 +48,10 @@ class StageQueue:
         keys = tuple([state.key() for state in states])
         found = plan.captured.get((which, lane.rank, lane.name, keys))
         if found is None:
-            self.layer.run(lane.stream, _call(lane, states, keys, nodes()))
+            self.api.run(lane.stream, _call(lane, states, keys, nodes()))
             found = self.capture(lane, plan, which, states, nodes, ops)
         else:
-            self.layer.run(lane.stream, found[0])
+            self.api.run(lane.stream, found[0])
         if states:
             states[0].restore(found[1])
 
@@ -72,7 +72,7 @@ class StageQueue:
             replay: Callable[[], object] = _nothing
             if made:
                 # torch warns of a graph without nodes.
-                replay = self.layer.captured(lane.stream, _call(lane, states, keys, made))
+                replay = self.api.captured(lane.stream, _call(lane, states, keys, made))
                 self.captures += 1
             plan.captured[key] = replay, None
             if states:
@@ -97,7 +97,7 @@ class StageQueue:
 
     def head(self, lane: Lane, notes: Notes, plan: Plan, launch: Launch | None) -> list[Callable[[], object]]:
         """Returns the calls that launch the gate and the waits for signals behind it."""
-        memory, verbs, count = self.memory, self.layer.verbs, len(plan.signals)
+        memory, verbs, count = self.memory, self.api.verbs, len(plan.signals)
         when = None if launch is None else launch.when
         nodes: list[Callable[[], object]] = [
             partial(verbs.gate, memory.flags, notes.words, memory.slots, when, count)
@@ -115,14 +115,14 @@ class StageQueue:
 
     def settle(self, notes: Notes, plan: Plan) -> Callable[[], object]:
         """Returns the call that writes the flags of a launch."""
-        memory, verbs = self.memory, self.layer.verbs
+        memory, verbs = self.memory, self.api.verbs
         return partial(verbs.settle, memory.flags, memory.seen, notes.words, plan.settings, gated=plan.gated)
 
     def _put(self, lane: Lane, publication: Publication, gate: Tensor | None) -> None:
         other = layout.along(self.mesh, lane.rank, publication.put.axis, 1)
         with gated(gate):
             lane.state.put(publication, self.states[other])
-        self.layer.verbs.publish(self.memory.counter("published", publication.signal, lane.rank), gate)
+        self.api.verbs.publish(self.memory.counter("published", publication.signal, lane.rank), gate)
 
     def alone(self, stream: Stream, plan: Plan, which: Hashable, nodes: Nodes) -> None:
         """Queues nodes on the first rank's lane only. It waits for the lanes in lockstep, and they for it:
@@ -130,11 +130,11 @@ class StageQueue:
         leader, others = stream.lanes[0], stream.lanes[1:]
         for lane in others:
             if lane.tail is not None:
-                self.layer.wait(leader.stream, lane.tail)
+                self.api.wait(leader.stream, lane.tail)
         self.queue(leader, plan, which, (), nodes, ())
-        event = leader.tail = self.layer.record(leader.stream)
+        event = leader.tail = self.api.record(leader.stream)
         for lane in others:
-            self.layer.wait(lane.stream, event)
+            self.api.wait(lane.stream, event)
             lane.tail = event
 
 
