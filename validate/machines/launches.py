@@ -44,7 +44,8 @@ class Task:
 @dataclass(slots=True, eq=False, repr=False)
 class Stream:
     """A stream of a program's rank: its launches in order and, while there are any, the task that executes
-    them. `lanes`: for each rank in lockstep, its own first, where the launches run (a rank, or a `Lane`)."""
+    them. `lanes`: for each rank in lockstep, its own first, where the launches run (a rank, or a
+    `RankStream`)."""
 
     rank: int
     name: str

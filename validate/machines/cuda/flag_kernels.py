@@ -28,7 +28,7 @@ COLUMNS = 6
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Words:
+class StreamMemory:
     """Memory of one stream. On the device: `gate` int32 [1]; `cursor` int32 [2], the next places in `log` and
     `given`. Pinned, for the host: `log` and `given` int32 [many], gates and turns, and verdicts."""
 
@@ -67,7 +67,7 @@ def _gate_kernel(
 
 
 def gate(
-    flags: Tensor, words: Words, slots: Mapping[Flag, int], condition: Condition | None, signals: int
+    flags: Tensor, memory: StreamMemory, slots: Mapping[Flag, int], condition: Condition | None, signals: int
 ) -> None:
     """Evaluates a condition into the gate of a stream and takes 1 + `signals` places of its log."""
     left = right = comparison = 0
@@ -77,7 +77,7 @@ def gate(
         with_flag = isinstance(condition.right, Flag)
         right = slots[condition.right] if isinstance(condition.right, Flag) else condition.right
     _gate_kernel[(1,)](
-        flags, words.gate, words.cursor, words.log, left, right,
+        flags, memory.gate, memory.cursor, memory.log, left, right,
         COMPARISON=comparison, WITH_FLAG=with_flag, WIDTH=1 + signals, num_warps=1,
     )  # fmt: skip
 
@@ -100,13 +100,13 @@ def _take_kernel(published_ptr, taken_ptr, gate_ptr, cursor_ptr, log_ptr, error_
 
 
 def take(
-    published: Tensor, taken: Tensor, words: Words, error: Tensor, *, back: int, code: int, most: int
+    published: Tensor, taken: Tensor, memory: StreamMemory, error: Tensor, *, back: int, code: int, most: int
 ) -> None:
     """Waits for the next publication that the rank has not taken and takes it, unless the gate is 0. Logs its
     turn `back` places before the log's cursor. After `most` looks it gives up and writes `code` to
     `error`."""
     _take_kernel[(1,)](
-        published, taken, words.gate, words.cursor, words.log, error, back, code, most, num_warps=1
+        published, taken, memory.gate, memory.cursor, memory.log, error, back, code, most, num_warps=1
     )
 
 
@@ -191,11 +191,11 @@ def settings(
     return Settings(ints(rows), verdicts)
 
 
-def settle(flags: Tensor, seen: Tensor, words: Words, found: Settings, *, gated: bool) -> None:
+def settle(flags: Tensor, seen: Tensor, memory: StreamMemory, found: Settings, *, gated: bool) -> None:
     """Writes the flags, and the copy that the host sees."""
     count = len(found.rows)
     _settle_kernel[(1,)](
-        flags, seen, words.gate, words.cursor, words.given, found.rows, count,
+        flags, seen, memory.gate, memory.cursor, memory.given, found.rows, count,
         GATED=gated, VERDICTS=found.verdicts, COLUMNS=COLUMNS, ROWS=triton.next_power_of_2(count),
         num_warps=1,
     )  # fmt: skip

@@ -36,12 +36,12 @@ from simcore.sim.garbage import no_collections
 from simcore.sim.simulation import WAITS_FOR_EARLIER, WAITS_FOR_SIGNAL, Outcomes, no_floor
 from simcore.validate.machines.cuda.cuda_api import CudaApi, seen_together
 from simcore.validate.machines.cuda.flag_kernels import flags_of, settings
-from simcore.validate.machines.cuda.memory import Memory, Notes
-from simcore.validate.machines.cuda.parts import Arrival, CardTicket, Lane
+from simcore.validate.machines.cuda.memory import Memory, StreamLog
+from simcore.validate.machines.cuda.parts import Arrival, CardTicket, RankStream
 from simcore.validate.machines.cuda.plan import Plan, Stage, plan_key, stages
 from simcore.validate.machines.cuda.records import Clocks, HostMoment, Record, Resolver, SharedOut, Taken
 from simcore.validate.machines.cuda.stages import Nodes, StageQueue, fill, met_behind
-from simcore.validate.machines.cuts import Meeting, Meetings, skipped
+from simcore.validate.machines.cuts import Meetings, Rendezvous, skipped
 from simcore.validate.machines.host import HostSide, mesh_of
 from simcore.validate.machines.launches import (
     TURN,
@@ -88,18 +88,18 @@ class Card:
         self.plans: dict[Hashable, Plan] = {}
         self._graphs: dict[Graph, Graph] = {}
         self._known: dict[int, tuple[Graph, Graph]] = {}
-        self.lanes: dict[tuple[int, str], Lane] = {}
+        self.lanes: dict[tuple[int, str], RankStream] = {}
         self.shared = SharedOut(self.same, no_floor, no_floor)
         # The text of the wait with each error code, at code - 1.
         self.takers: list[str] = []
         self.own = api.stream()
         self.stage_queue = StageQueue(api, self.memory, self.mesh, self.states, self.looks)
 
-    def lane(self, rank: int, name: str) -> Lane:
+    def lane(self, rank: int, name: str) -> RankStream:
         """Returns a stream of a rank."""
         found = self.lanes.get((rank, name))
         if found is None:
-            found = self.lanes[rank, name] = Lane(rank, name, self.states[rank], self.api.stream())
+            found = self.lanes[rank, name] = RankStream(rank, name, self.states[rank], self.api.stream())
         return found
 
     def reset(self) -> None:
@@ -261,7 +261,7 @@ class CardRun(Device):
         self._check()
         return any(self._is_busy(lane) for lane in self.card.lanes.values())
 
-    def _is_busy(self, lane: Lane) -> bool:
+    def _is_busy(self, lane: RankStream) -> bool:
         """Whether a lane has work, or had at the last look: tasks that wait for its end then get a turn."""
         if lane.tail is lane.passed:
             return False
@@ -310,18 +310,18 @@ class CardRun(Device):
         self._takes[key] += 1
         self._may_take[key] += 1
         lane = self.card.lane(signal.waiter, HOSTS)
-        notes = self.memory.notes(signal.waiter, HOSTS)
-        place = notes.take_places(2)
+        log = self.memory.log(signal.waiter, HOSTS)
+        place = log.take_places(2)
         plan = self.card.plans.get(key)
         if plan is None:
             what = f"host of rank {signal.waiter} waits for signal {signal.name} of rank {signal.source}"
             signals = ((signal.name, signal.source, self.card.code(what)),)
             plan = self.card.plans[key] = Plan((), False, None, signals)
-        self._stages.queue(lane, plan, "take", (), partial(self._stages.head, lane, notes, plan, None), ())
+        self._stages.queue(lane, plan, "take", (), partial(self._stages.head, lane, log, plan, None), ())
         event = lane.tail = self.api.record(lane.stream)
         if not self.api.done(event):
             yield Need(lambda: self.api.done(event))
-        return Taken(signal.name, signal.source, notes, place + 1)
+        return Taken(signal.name, signal.source, log, place + 1)
 
     # -- launches ------------------------------------------------------------------------------------------
 
@@ -391,13 +391,13 @@ class CardRun(Device):
         return self._sent[key[:2]] > self._takes[key]
 
     def _wait(
-        self, stream: Stream, launch: Launch, notes: Notes, plan: Plan, stage: Stage, place: int
+        self, stream: Stream, launch: Launch, log: StreamLog, plan: Plan, stage: Stage, place: int
     ) -> Steps:
         """Queues the gate and the waits for signals. If the publications may not be queued yet, the host
         looks at the gate before it queues a kernel that spins."""
         keys = [(signal.name, signal.source, signal.waiter) for signal in launch.signals]
         leader = stream.lanes[0]
-        head = partial(self._stages.head, leader, notes, plan, launch)
+        head = partial(self._stages.head, leader, log, plan, launch)
         parts: dict[Hashable, Nodes] = {"gate": lambda: head()[:1], "signals": lambda: head()[1:]}
         if launch.when is None:
             yield from self._hold_back(stream, launch)
@@ -408,7 +408,7 @@ class CardRun(Device):
             gate = leader.tail
             if not self.api.done(gate):
                 yield Need(lambda: self.api.done(gate))
-            if notes.at(place):
+            if log.at(place):
                 yield from self._hold_back(stream, launch)
             self._stages.alone(stream, plan, "signals", parts["signals"])
         else:
@@ -423,7 +423,7 @@ class CardRun(Device):
     def _plan(self, stream: Stream, launch: Launch, sizes: Mapping[str, int]) -> Plan:
         bound = {name: sizes[name] for name in sorted(stream.lanes[0].state.bound(launch.graph))}
         key = plan_key(launch, self.card.same(launch.graph), bound, len(stream.lanes))
-        # Each stream has its own codes and words.
+        # Each stream has its own codes and memory.
         found = self.card.plans.get((stream.rank, stream.name, key))
         if found is None:
             for flag in (*launch.sets, *flags_of(launch.when, launch.sets)):
@@ -442,16 +442,16 @@ class CardRun(Device):
     def _replay(self, stream: Stream, launch: Launch, replay: int) -> Steps:
         sizes = launch.sizes_at(replay)
         plan = self._plan(stream, launch, sizes)
-        notes = self.memory.notes(stream.rank, stream.name) if plan.noted or plan.settings else None
+        log = self.memory.log(stream.rank, stream.name) if plan.noted or plan.settings else None
         gate, place = None, 0
-        if notes is not None and plan.noted:
-            place = notes.take_places(1 + len(plan.signals))
-            gate = (notes, place) if plan.gated else None
+        if log is not None and plan.noted:
+            place = log.take_places(1 + len(plan.signals))
+            gate = (log, place) if plan.gated else None
             if gate is not None:
                 launch.ticket.gates.append(gate)
-        if notes is not None and plan.settings is not None and plan.settings.verdicts:
+        if log is not None and plan.settings is not None and plan.settings.verdicts:
             verdicts = [x for x in launch.sets.values() if isinstance(x, Verdict)]
-            notes.give([bool(self._outcomes[x.name](*x.key)) for x in verdicts])
+            log.give([bool(self._outcomes[x.name](*x.key)) for x in verdicts])
         for lane in stream.lanes:
             self._make_ready(lane, launch, sizes, first=replay == 0)
         heads: list[Record | None] = [None] * len(stream.lanes)
@@ -462,26 +462,26 @@ class CardRun(Device):
         for stage in plan.stages:
             if stage.kind == "collective":
                 yield from self._meet(Arrival(stream, launch, plan, stage, replay, gate, heads, waited))
-            elif notes is not None and stage.kind == "wait":
-                yield from self._wait(stream, launch, notes, plan, stage, place)
+            elif log is not None and stage.kind == "wait":
+                yield from self._wait(stream, launch, log, plan, stage, place)
                 turns = range(place + 1, place + 1 + len(plan.signals))
                 waited += tuple(
-                    [Taken(s[0], s[1], notes, at) for s, at in zip(plan.signals, turns, strict=True)]
+                    [Taken(s[0], s[1], log, at) for s, at in zip(plan.signals, turns, strict=True)]
                 )
                 before = [lane.tail for lane in stream.lanes]
                 continue
-            elif notes is not None and stage.kind == "settle":
-                self._stages.alone(stream, plan, stage.index, partial(self._settling, notes, plan))
+            elif log is not None and stage.kind == "settle":
+                self._stages.alone(stream, plan, stage.index, partial(self._settling, log, plan))
             else:
                 for i, lane in enumerate(stream.lanes):
-                    record = self._stage(lane, launch, notes, plan, stage, replay, sizes)
+                    record = self._stage(lane, launch, log, plan, stage, replay, sizes)
                     record.before, record.gate, record.head = before[i], gate, heads[i]
                     record.waited += waited
                     heads[i] = heads[i] or record
             before, waited = [None] * len(stream.lanes), ()
         launch.ticket.replays += 1
 
-    def _make_ready(self, lane: Lane, launch: Launch, sizes: Mapping[str, int], *, first: bool) -> None:
+    def _make_ready(self, lane: RankStream, launch: Launch, sizes: Mapping[str, int], *, first: bool) -> None:
         """Makes a lane wait for tickets and first values of flags; writes the sizes that kernels read."""
         api = self.api
         if first:
@@ -511,9 +511,9 @@ class CardRun(Device):
 
     def _stage(
         self,
-        lane: Lane,
+        lane: RankStream,
         launch: Launch,
-        notes: Notes | None,
+        log: StreamLog | None,
         plan: Plan,
         stage: Stage,
         replay: int,
@@ -527,7 +527,7 @@ class CardRun(Device):
             if lane.rank in self._wires:
                 # A rank has one wire: what another of its streams has put there goes first.
                 self.api.wait(lane.stream, self._wires[lane.rank].after)
-        nodes = partial(self._stages.nodes, lane, launch, notes, plan, stage)
+        nodes = partial(self._stages.nodes, lane, launch, log, plan, stage)
         self._stages.queue(lane, plan, stage.index, states, nodes, stage.ops)
         given_s = self.now()
         if launch.given_s is None:
@@ -554,7 +554,7 @@ class CardRun(Device):
             lane.tail = event
         return self._meetings.meet(at.stage.ops[0], at.stream, at, self._hold)
 
-    def _hold(self, meeting: Meeting) -> None:
+    def _hold(self, meeting: Rendezvous) -> None:
         """Runs the collective of each group of ranks along the axis; the last rank has arrived."""
         arrivals: Mapping[int, Arrival] = meeting.arrived
         holders = [self._hold_group(arrivals, *each) for each in self._meetings.groups(meeting)]
@@ -565,19 +565,19 @@ class CardRun(Device):
 
     def _hold_group(
         self, arrivals: Mapping[int, Arrival], group: tuple[int, ...], leader_of: Mapping[int, int]
-    ) -> Lane:
+    ) -> RankStream:
         """Queues one group's collective on the stream of its first rank; returns that lane."""
         came = [arrivals[leader_of[rank]] for rank in group]
         places = [
             [lane.rank for lane in at.stream.lanes].index(rank) for at, rank in zip(came, group, strict=True)
         ]
-        lanes: list[Lane] = [at.stream.lanes[place] for at, place in zip(came, places, strict=True)]
+        lanes: list[RankStream] = [at.stream.lanes[place] for at, place in zip(came, places, strict=True)]
         holder, first = lanes[0], came[0]
         for at, place in zip(came[1:], places[1:], strict=True):
             self.api.wait(holder.stream, at.events[place])
         before, queued_s = self.api.record(holder.stream), self.now()
         states, op = [self.states[rank] for rank in group], first.stage.ops[0]
-        gate = first.gate[0].words.gate if first.gate is not None else None
+        gate = first.gate[0].memory.gate if first.gate is not None else None
         nodes: Nodes = lambda: [partial(met_behind, gate, states, op)]  # noqa: E731
         self._stages.queue(holder, first.plan, first.stage.index, states, nodes, ())
         given_s = self.now()
@@ -599,23 +599,23 @@ class CardRun(Device):
         return holder
 
     def _settle_together(
-        self, settling: Sequence[Arrival], all_: Sequence[Arrival], holders: Sequence[Lane]
+        self, settling: Sequence[Arrival], all_: Sequence[Arrival], holders: Sequence[RankStream]
     ) -> None:
         """Writes the flags of all launches that end with a collective, before any of its ranks goes on."""
         holder = holders[0]
         for other in holders[1:]:
             self.api.wait(holder.stream, other.tail)
         for at in settling:
-            notes = self.memory.notes(at.stream.rank, at.stream.name)
-            self._stages.queue(holder, at.plan, "settle", (), partial(self._settling, notes, at.plan), ())
+            log = self.memory.log(at.stream.rank, at.stream.name)
+            self._stages.queue(holder, at.plan, "settle", (), partial(self._settling, log, at.plan), ())
         event = self.api.record(holder.stream)
         for lane in (lane for at in all_ for lane in at.stream.lanes):
             if lane is not holder:
                 self.api.wait(lane.stream, event)
             lane.tail = event
 
-    def _settling(self, notes: Notes, plan: Plan) -> list[Callable[[], object]]:
-        return [self._stages.settle(notes, plan)]
+    def _settling(self, log: StreamLog, plan: Plan) -> list[Callable[[], object]]:
+        return [self._stages.settle(log, plan)]
 
 
 def verbs_of(launches: Sequence[Launch], cause: Callable[[Any], Cause]) -> dict[str, float]:

@@ -25,7 +25,7 @@ from simcore.machine.trace import State as SpanState
 from simcore.ops.op import Graph, Op, Pricer, Publication, Roofline
 from simcore.sim.host import latest
 from simcore.validate.machines.cuda.cuda_api import CudaApi
-from simcore.validate.machines.cuda.memory import Notes
+from simcore.validate.machines.cuda.memory import StreamLog
 from simcore.validate.machines.launches import Launch, TorchTicket, measured
 
 # Events further apart than this are timed from an event in between: the driver has single precision.
@@ -56,7 +56,7 @@ class Taken:
 
     name: str
     source: int
-    notes: Notes
+    log: StreamLog
     place: int
 
 
@@ -84,7 +84,7 @@ class Record:
     before: Any = None
     earlier: "Record | None" = None
     waited: tuple[Any, ...] = ()
-    gate: tuple[Notes, int] | None = None
+    gate: tuple[StreamLog, int] | None = None
     head: "Record | None" = None
     publication: Publication | None = None
     meeting: int | None = None
@@ -213,7 +213,7 @@ class Resolver:
             case HostMoment():
                 return Cause(self.cause(moment.since).span, moment.at_s, host=True)
             case Taken():
-                turn = moment.notes.at(moment.place)
+                turn = moment.log.at(moment.place)
                 wires = self.published.get((moment.name, moment.source), [])
                 return self.cause(wires[turn]) if 0 <= turn < len(wires) else Cause(None, 0.0)
             case Record():

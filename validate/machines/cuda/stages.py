@@ -15,8 +15,8 @@ from simcore.kernels.streams import gated, one_stream
 from simcore.machine import mesh as layout
 from simcore.ops.op import Op, Publication
 from simcore.validate.machines.cuda.cuda_api import CudaApi
-from simcore.validate.machines.cuda.memory import Memory, Notes
-from simcore.validate.machines.cuda.parts import Lane
+from simcore.validate.machines.cuda.memory import Memory, StreamLog
+from simcore.validate.machines.cuda.parts import RankStream
 from simcore.validate.machines.cuda.plan import Plan, Stage
 from simcore.validate.machines.cuts import met, skipped, units
 from simcore.validate.machines.launches import Launch, Stream
@@ -37,7 +37,7 @@ class StageQueue:
 
     def queue(
         self,
-        lane: Lane,
+        lane: RankStream,
         plan: Plan,
         which: Hashable,
         states: Sequence[Any],
@@ -57,7 +57,7 @@ class StageQueue:
 
     def capture(
         self,
-        lane: Lane,
+        lane: RankStream,
         plan: Plan,
         which: Hashable,
         states: Sequence[Any],
@@ -82,43 +82,45 @@ class StageQueue:
         return plan.captured[key]
 
     def nodes(
-        self, lane: Lane, launch: Launch, notes: Notes | None, plan: Plan, stage: Stage
+        self, lane: RankStream, launch: Launch, log: StreamLog | None, plan: Plan, stage: Stage
     ) -> list[Callable[[], object]]:
         """Returns the calls that launch a local stage, in order."""
-        nodes = self.head(lane, notes, plan, launch) if stage.gates and notes is not None else []
-        gate = notes.words.gate if notes is not None and plan.gated else None
+        nodes = self.head(lane, log, plan, launch) if stage.gates and log is not None else []
+        gate = log.memory.gate if log is not None and plan.gated else None
         if stage.publication is not None:
             nodes.append(partial(self._put, lane, stage.publication, gate))
         if stage.ops:
             nodes.append(partial(_executed, lane.state, stage.ops, gate))
-        if stage.settles and notes is not None:
-            nodes.append(self.settle(notes, plan))
+        if stage.settles and log is not None:
+            nodes.append(self.settle(log, plan))
         return nodes
 
-    def head(self, lane: Lane, notes: Notes, plan: Plan, launch: Launch | None) -> list[Callable[[], object]]:
+    def head(
+        self, lane: RankStream, log: StreamLog, plan: Plan, launch: Launch | None
+    ) -> list[Callable[[], object]]:
         """Returns the calls that launch the gate and the waits for signals behind it."""
         memory, verbs, count = self.memory, self.api.verbs, len(plan.signals)
         when = None if launch is None else launch.when
         nodes: list[Callable[[], object]] = [
-            partial(verbs.gate, memory.flags, notes.words, memory.slots, when, count)
+            partial(verbs.gate, memory.flags, log.memory, memory.slots, when, count)
         ]
         for i, (name, source, code) in enumerate(plan.signals):
             published = memory.counter("published", name, source)
             taken = memory.counter("taken", name, source, lane.rank)
             nodes.append(
                 partial(
-                    verbs.take, published, taken, notes.words, memory.error,
+                    verbs.take, published, taken, log.memory, memory.error,
                     back=count - i, code=code, most=self.looks,
                 )
             )  # fmt: skip
         return nodes
 
-    def settle(self, notes: Notes, plan: Plan) -> Callable[[], object]:
+    def settle(self, log: StreamLog, plan: Plan) -> Callable[[], object]:
         """Returns the call that writes the flags of a launch."""
         memory, verbs = self.memory, self.api.verbs
-        return partial(verbs.settle, memory.flags, memory.seen, notes.words, plan.settings, gated=plan.gated)
+        return partial(verbs.settle, memory.flags, memory.seen, log.memory, plan.settings, gated=plan.gated)
 
-    def _put(self, lane: Lane, publication: Publication, gate: Tensor | None) -> None:
+    def _put(self, lane: RankStream, publication: Publication, gate: Tensor | None) -> None:
         other = layout.along(self.mesh, lane.rank, publication.put.axis, 1)
         with gated(gate):
             lane.state.put(publication, self.states[other])
@@ -139,7 +141,7 @@ class StageQueue:
 
 
 def _call(
-    lane: Lane, states: Sequence[Any], keys: Sequence[Hashable], nodes: Sequence[Callable[[], object]]
+    lane: RankStream, states: Sequence[Any], keys: Sequence[Hashable], nodes: Sequence[Callable[[], object]]
 ) -> Callable[[], None]:
     """Returns the call that runs nodes on a lane's stream, with states at these keys."""
 
