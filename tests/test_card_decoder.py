@@ -136,7 +136,7 @@ def test_a_real_step_takes_what_its_bytes_take(capsys: pytest.CaptureFixture[str
     found = [token.latency_s for token in metrics.tokens(run.trace)][5:]
     busy = [s.end_s - s.start_s for s in run.trace.spans][5:]
     floor_s = (model.weight_bytes - 2 * 32000 * 4096) / 4.8e12
-    us = [1e6 * x for x in (median(found), median(busy), floor_s, run.clocks_apart_s)]
+    us = [1e6 * x for x in (median(found), median(busy), floor_s, run.clock_error_s)]
     with capsys.disabled():
         print("\ntoken {:.1f} us, graph {:.1f}, floor {:.1f}, clocks within {:.1f}".format(*us))
     assert run.fresh == 0

@@ -122,8 +122,8 @@ def test_a_step_is_captured_once_for_all_positions(tokens: int, name: str, other
     state, captured, _ = twice(model, name, "cpu")
     # Rows and tiles, one for each position but the first, or the last.
     assert captured == [1 + others, 0]
-    assert state.told(model.step()) == {"position"}
-    assert not state.bound(model.step())
+    assert state.device_sizes(model.step()) == {"position"}
+    assert not state.captured_sizes(model.step())
 
 
 def test_what_has_rows_in_it_is_captured_for_each_position() -> None:

@@ -410,12 +410,12 @@ def test_verbs_are_timed_from_their_call_to_their_return_and_from_an_end_to_the_
     """Of two launches after an end the first counts, and none that was issued late for other reasons."""
 
     def launch(
-        issued_s: float, took_s: float, since: Any = None, rank: int = 0, held: float = 0.0, told: int = 0
+        issued_s: float, took_s: float, since: Any = None, rank: int = 0, held: float = 0.0, written: int = 0
     ) -> Any:
-        given_s = issued_s + 0.75 * took_s + held
+        queued_at_s = issued_s + 0.75 * took_s + held
         return SimpleNamespace(
-            issued_s=issued_s, took_s=took_s, since=since, rank=rank, given_s=given_s,
-            sizes_told=told, told_s=0.1 * told,
+            issued_s=issued_s, took_s=took_s, since=since, rank=rank, queued_at_s=queued_at_s,
+            sizes_written=written, size_write_s=0.1 * written,
         )  # fmt: skip
 
     def cause(end: Any) -> Any:
@@ -442,9 +442,9 @@ def test_verbs_are_timed_from_their_call_to_their_return_and_from_an_end_to_the_
     assert verbs_of(launches[:1], cause) == {"launch_s": 1.0, "launch_kernel_s": 0.0, "return_s": 0.25}
     assert verbs_of([], cause) == {}
     # Sizes that launches wrote are no part of what a launch takes.
-    told = [launch(0.0, 1.0, told=2), launch(1.0, 1.0), launch(2.0, 1.0, told=1)]
+    written = [launch(0.0, 1.0, written=2), launch(1.0, 1.0), launch(2.0, 1.0, written=1)]
     found = {"launch_s": 2.7 / 3, "launch_kernel_s": 0.0, "return_s": 0.25, "size_s": 0.1}
-    assert verbs_of(told, cause) == pytest.approx(found)
+    assert verbs_of(written, cause) == pytest.approx(found)
 
 
 def attention(context: int, batch: int = 1) -> Any:

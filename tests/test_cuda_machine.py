@@ -96,12 +96,12 @@ class ToyCard:
         with torch.inference_mode():
             self.count.zero_()
 
-    def told(self, graph: Graph) -> frozenset[str]:
+    def device_sizes(self, graph: Graph) -> frozenset[str]:
         del graph
         return frozenset()
 
-    def bound(self, graph: Graph) -> frozenset[str]:
-        return graph.needs - self.told(graph)
+    def captured_sizes(self, graph: Graph) -> frozenset[str]:
+        return graph.needs - self.device_sizes(graph)
 
     def sizes(self, stream: str) -> dict[str, Tensor]:
         del stream
@@ -411,7 +411,7 @@ class ToyWithSize(ToyCard):
         super().__init__(api)
         self.number = api.zeros(1)
 
-    def told(self, graph: Graph) -> frozenset[str]:
+    def device_sizes(self, graph: Graph) -> frozenset[str]:
         return graph.needs & {"n"}
 
     def sizes(self, stream: str) -> dict[str, Tensor]:

@@ -48,10 +48,10 @@ class _Counting:
     def __init__(self, api: CudaApi) -> None:
         self.api, self.count, self.round = api, api.zeros(1), api.zeros(1)
 
-    def told(self, graph: Graph) -> frozenset[str]:
+    def device_sizes(self, graph: Graph) -> frozenset[str]:
         return graph.needs
 
-    def bound(self, graph: Graph) -> frozenset[str]:
+    def captured_sizes(self, graph: Graph) -> frozenset[str]:
         del graph
         return frozenset()
 

@@ -84,7 +84,7 @@ class Card:
         self.mesh = mesh_of(states, mesh)
         self.states, self.api, self.lockstep = list(states), api, tuple(lockstep)
         self.memory = Memory(api)
-        self.looks = max(1, int(patience_s / LOOK_S))
+        self.max_polls = max(1, int(patience_s / LOOK_S))
         self.plans: dict[Hashable, Plan] = {}
         self._graphs: dict[Graph, Graph] = {}
         self._known: dict[int, tuple[Graph, Graph]] = {}
@@ -93,7 +93,7 @@ class Card:
         # The text of the wait with each error code, at code - 1.
         self.takers: list[str] = []
         self.own = api.stream()
-        self.stage_queue = StageQueue(api, self.memory, self.mesh, self.states, self.looks)
+        self.stage_queue = StageQueue(api, self.memory, self.mesh, self.states, self.max_polls)
 
     def lane(self, rank: int, name: str) -> RankStream:
         """Returns a stream of a rank."""
@@ -155,7 +155,7 @@ class CardRun(Device):
         self.trace, self.machines, self.fed_s = host.trace, host.machines, host.fed_s
         self.now, self.feed = host.now, host.feed
         # Stages that were captured in this run, and by how many seconds the looks at the clocks may be wrong.
-        self.fresh, self.clocks_apart_s = 0, 0.0
+        self.fresh, self.clock_error_s = 0, 0.0
         self._submitted: list[Launch] = []
         self._outcomes, self._shared, self.trace.warmup_launches = outcomes, shared, warmup_launches
         self._streams: dict[tuple[int, str], Stream] = {}
@@ -205,7 +205,7 @@ class CardRun(Device):
                 self.api.synchronize()
             self._check()
             last = seen_together(self.api, self.card.own)
-            self.fresh, self.clocks_apart_s = self._stages.captures - before, first[2] + last[2]
+            self.fresh, self.clock_error_s = self._stages.captures - before, first[2] + last[2]
             self._resolve(first, last)
             self.api.synchronize()
         return self.trace
@@ -213,7 +213,7 @@ class CardRun(Device):
     def _resolve(self, first: tuple[Any, float, float], last: tuple[Any, float, float]) -> None:
         origin_s = self._host.origin_s
         ends = [(event, at_s - origin_s) for event, at_s, _ in (first, last)]
-        clocks = Clocks(self.api, ends[0], ends[1], self.clocks_apart_s)
+        clocks = Clocks(self.api, ends[0], ends[1], self.clock_error_s)
         resolver = Resolver(self.trace, clocks, self._shared)
         resolver.resolve(self._records)
         self.trace.verbs.update(verbs_of(self._submitted[self.trace.warmup_launches :], resolver.cause))
@@ -421,8 +421,10 @@ class CardRun(Device):
             self._stages.capture(leader, plan, which, (), nodes, ())
 
     def _plan(self, stream: Stream, launch: Launch, sizes: Mapping[str, int]) -> Plan:
-        bound = {name: sizes[name] for name in sorted(stream.lanes[0].state.bound(launch.graph))}
-        key = plan_key(launch, self.card.same(launch.graph), bound, len(stream.lanes))
+        captured_sizes = {
+            name: sizes[name] for name in sorted(stream.lanes[0].state.captured_sizes(launch.graph))
+        }
+        key = plan_key(launch, self.card.same(launch.graph), captured_sizes, len(stream.lanes))
         # Each stream has its own codes and memory.
         found = self.card.plans.get((stream.rank, stream.name, key))
         if found is None:
@@ -492,10 +494,10 @@ class CardRun(Device):
         if lane.flags_seen < self._written:
             api.wait(lane.stream, self._writing)
             lane.flags_seen = self._written
-        told = lane.state.told(launch.graph)
-        if told:
+        device_sizes = lane.state.device_sizes(launch.graph)
+        if device_sizes:
             tensors = lane.state.sizes(lane.name)
-            for name in told:
+            for name in device_sizes:
                 value, tensor = sizes[name], tensors[name]
                 place = tensor.data_ptr()
                 if self._sizes.get(place) != value:
@@ -503,9 +505,9 @@ class CardRun(Device):
                     api.run(lane.stream, partial(fill, tensor, value))
                     self._sizes[place] = value
                     if not launch.took_s:
-                        launch.told_s += self.now() - begun_s
+                        launch.size_write_s += self.now() - begun_s
                         # Only the leader's are counted: the time covers all ranks in lockstep.
-                        launch.sizes_told += lane.rank == launch.rank
+                        launch.sizes_written += lane.rank == launch.rank
 
     # -- stages --------------------------------------------------------------------------------------------
 
@@ -520,7 +522,7 @@ class CardRun(Device):
         sizes: Mapping[str, int],
     ) -> Record:
         """Queues a local stage or a put."""
-        queued_s, states = self.now(), [lane.state]
+        queued_from_s, states = self.now(), [lane.state]
         if stage.publication is not None:
             other = layout.along(self.mesh, lane.rank, stage.publication.put.axis, 1)
             states.append(self.states[other])
@@ -529,14 +531,14 @@ class CardRun(Device):
                 self.api.wait(lane.stream, self._wires[lane.rank].after)
         nodes = partial(self._stages.nodes, lane, launch, log, plan, stage)
         self._stages.queue(lane, plan, stage.index, states, nodes, stage.ops)
-        given_s = self.now()
-        if launch.given_s is None:
-            launch.given_s = given_s
+        queued_at_s = self.now()
+        if launch.queued_at_s is None:
+            launch.queued_at_s = queued_at_s
         wire = stage.publication is not None
         record = Record(
             next(self._ids), launch, lane.rank, "wire" if wire else launch.stream, "wire" if wire else "run",
-            replay, stage.first, len(stage.ops), sizes, queued_s, given_s, self.api.record(lane.stream),
-            earlier=lane.last, publication=stage.publication,
+            replay, stage.first, len(stage.ops), sizes, queued_from_s, queued_at_s,
+            self.api.record(lane.stream), earlier=lane.last, publication=stage.publication,
         )  # fmt: skip
         if stage.publication is not None:
             self._sent[stage.publication.signal, lane.rank] += 1
@@ -575,12 +577,12 @@ class CardRun(Device):
         holder, first = lanes[0], came[0]
         for at, place in zip(came[1:], places[1:], strict=True):
             self.api.wait(holder.stream, at.events[place])
-        before, queued_s = self.api.record(holder.stream), self.now()
+        before, queued_from_s = self.api.record(holder.stream), self.now()
         states, op = [self.states[rank] for rank in group], first.stage.ops[0]
         gate = first.gate[0].memory.gate if first.gate is not None else None
         nodes: Nodes = lambda: [partial(met_behind, gate, states, op)]  # noqa: E731
         self._stages.queue(holder, first.plan, first.stage.index, states, nodes, ())
-        given_s = self.now()
+        queued_at_s = self.now()
         for state in states:
             skipped(state, [op])
         after, number = self.api.record(holder.stream), next(self._met)
@@ -588,8 +590,8 @@ class CardRun(Device):
         for rank, at, place, lane in zip(group, came, places, lanes, strict=True):
             record = Record(
                 next(self._ids), at.launch, rank, at.stream.name, "collective", at.replay, at.stage.first, 1,
-                at.launch.sizes_at(at.replay), queued_s, given_s, after, before, lane.last, waited, at.gate,
-                at.heads[place], meeting=number, members=group,
+                at.launch.sizes_at(at.replay), queued_from_s, queued_at_s, after, before, lane.last, waited,
+                at.gate, at.heads[place], meeting=number, members=group,
             )  # fmt: skip
             at.heads[place] = at.heads[place] or record
             if lane is not holder:
@@ -631,16 +633,16 @@ def verbs_of(launches: Sequence[Launch], cause: Callable[[Any], Cause]) -> dict[
             if ended_s >= idle_s.get(rank, 0.0):
                 back_s.append(max(0.0, launch.issued_s - ended_s))
         waited[rank], idle_s[rank] = since, launch.issued_s + launch.took_s
-    left_s = [x.issued_s + x.took_s - x.given_s for x in launches if x.given_s is not None]
+    left_s = [x.issued_s + x.took_s - x.queued_at_s for x in launches if x.queued_at_s is not None]
     # Launches that were held back are given to the device after their calls.
     left_s = [seconds for seconds in left_s if seconds >= 0.0]
-    bare_s, told = [x.took_s - x.told_s for x in launches], sum(x.sizes_told for x in launches)
+    bare_s, written = [x.took_s - x.size_write_s for x in launches], sum(x.sizes_written for x in launches)
     each = {"launch_s": bare_s, "return_s": left_s, "wait_s": back_s}
     found = {name: fmean(seconds) for name, seconds in each.items() if seconds}
     if bare_s:
         # The mean of launches includes the host time of kernels.
         found["launch_kernel_s"] = 0.0
-    return {**found, "size_s": sum(x.told_s for x in launches) / told} if told else found
+    return {**found, "size_s": sum(x.size_write_s for x in launches) / written} if written else found
 
 
 def _is_queued(ticket: Any) -> bool:

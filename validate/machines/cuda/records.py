@@ -64,10 +64,10 @@ class Taken:
 class Record:
     """One queued stretch of one stream of one rank: ops `first` to `first + count - 1` of a launch's graph at
     `sizes`, between two events. `before` is None if it starts at the end of the work before it. The host
-    queued it from `queued_s` to `given_s`. `gate`: the log entry that says whether it ran, one for all
-    records of its replay; `head`: the first of these; `until_s`: the end of all of them if they were skipped.
-    `waited`: what it waited for besides the record `earlier` of its stream; for a collective, what all its
-    ranks did."""
+    queued it from `queued_from_s` to `queued_at_s`. `gate`: the log entry that says whether it ran, one for
+    all records of its replay; `head`: the first of these; `until_s`: the end of all of them if they were
+    skipped. `waited`: what it waited for besides the record `earlier` of its stream; for a collective, what
+    all its ranks did."""
 
     id: int
     launch: Launch
@@ -78,8 +78,8 @@ class Record:
     first: int
     count: int
     sizes: Mapping[str, int]
-    queued_s: float
-    given_s: float
+    queued_from_s: float
+    queued_at_s: float
     after: Any
     before: Any = None
     earlier: "Record | None" = None
@@ -102,17 +102,17 @@ class Record:
 
 class Clocks:
     """Times of events in seconds since the run began. `first`, `last`: (event, host's seconds), together
-    wrong by at most `apart_s`; a difference of the clocks that this explains is not taken for a drift."""
+    wrong by at most `clock_error_s`; a difference of the clocks that this explains is no drift."""
 
     def __init__(
-        self, api: CudaApi, first: tuple[Any, float], last: tuple[Any, float], apart_s: float
+        self, api: CudaApi, first: tuple[Any, float], last: tuple[Any, float], clock_error_s: float
     ) -> None:
-        self.api, self.first, self.apart_s = api, first, apart_s
+        self.api, self.first, self.clock_error_s = api, first, clock_error_s
         self._near, self._near_s = first[0], 0.0
         self._known: dict[int, float] = {}
         self._rate, self._later_s = 1.0, 0.0
         card_s, host_s = self.on_card(last[0]), last[1] - first[1]
-        if card_s > 0.0 and abs(host_s - card_s) > apart_s:
+        if card_s > 0.0 and abs(host_s - card_s) > clock_error_s:
             self._rate = host_s / card_s
 
     def on_card(self, event: Any) -> float:
@@ -132,7 +132,7 @@ class Clocks:
     def move(self, seconds: float) -> None:
         """Makes all events pass later by `seconds`, but at most by twice the possible error of the looks at
         the clocks: once for the looks, once for the drift."""
-        self._later_s += min(seconds, 2.0 * self.apart_s)
+        self._later_s += min(seconds, 2.0 * self.clock_error_s)
 
 
 @dataclass(slots=True, eq=False)
@@ -202,10 +202,10 @@ class Resolver:
     def _early_s(self, record: Record) -> float:
         """Returns by how much a record's events seem to pass before the host began to queue them, or 0. The
         looks at the clocks are wrong by at least that: by a time slice if other processes use the card."""
-        ends_s = record.queued_s - self.clocks.at(record.after)
+        ends_s = record.queued_from_s - self.clocks.at(record.after)
         if record.before is None:
             return max(0.0, ends_s + (0.0 if record.skipped else self._floor_s(record)))
-        return max(0.0, ends_s, record.queued_s - self.clocks.at(record.before))
+        return max(0.0, ends_s, record.queued_from_s - self.clocks.at(record.before))
 
     def cause(self, moment: Any) -> Cause:
         """Returns a moment of any kind as a cause: of several ends, and of a launch's records, the last."""
@@ -244,13 +244,13 @@ class Resolver:
         device, issued_s = self._last_waited(record), record.launch.issued_s
         if record.meeting is not None:
             issued_s = self._issued_s[record.meeting]
-        if device.span is not None and device.at_s >= max(record.given_s, issued_s):
+        if device.span is not None and device.at_s >= max(record.queued_at_s, issued_s):
             record.start_s, record.cause = device.at_s, device
         else:
-            came_s = record.queued_s if record.before is None else self.clocks.at(record.before)
+            came_s = record.queued_from_s if record.before is None else self.clocks.at(record.before)
             earliest_s = max(came_s, device.at_s, issued_s)
             # If a graph takes long to queue, the card may begin it while the host still does.
-            record.start_s = max(earliest_s, min(record.given_s, record.end_s - self._floor_s(record)))
+            record.start_s = max(earliest_s, min(record.queued_at_s, record.end_s - self._floor_s(record)))
             record.cause = Cause(self.cause(record.launch.since).span, record.start_s, host=True)
         record.end_s = max(record.end_s, record.start_s)
         if record.meeting is not None:

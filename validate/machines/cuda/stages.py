@@ -26,13 +26,13 @@ Nodes = Callable[[], list[Callable[[], object]]]
 
 
 class StageQueue:
-    """Queues stages. `looks`: how often a launch looks for its signal before it gives up; `captures`: how
+    """Queues stages. `max_polls`: how often a launch looks for its signal before it gives up; `captures`: how
     many stages were captured."""
 
     def __init__(
-        self, api: CudaApi, memory: Memory, mesh: layout.Mesh, states: Sequence[Any], looks: int
+        self, api: CudaApi, memory: Memory, mesh: layout.Mesh, states: Sequence[Any], max_polls: int
     ) -> None:
-        self.api, self.memory, self.mesh, self.states, self.looks = api, memory, mesh, states, looks
+        self.api, self.memory, self.mesh, self.states, self.max_polls = api, memory, mesh, states, max_polls
         self.captures = 0
 
     def queue(
@@ -110,7 +110,7 @@ class StageQueue:
             nodes.append(
                 partial(
                     verbs.take, published, taken, log.memory, memory.error,
-                    back=count - i, code=code, most=self.looks,
+                    back=count - i, code=code, most=self.max_polls,
                 )
             )  # fmt: skip
         return nodes
