@@ -45,7 +45,7 @@ class FakeVerbs:
 
     def __getattribute__(self, name: str) -> Any:
         found = object.__getattribute__(self, name)
-        if name not in ("gate", "take", "publish", "settle"):
+        if name not in ("gate", "take", "publish", "write_flags"):
             return found
 
         def once(*arguments: Any, **named: Any) -> None:
@@ -98,7 +98,7 @@ class FakeVerbs:
         if gate is None or gate[0]:
             published[0] += 1
 
-    def settle(
+    def write_flags(
         self, flags: Tensor, seen: Tensor, memory: StreamMemory, found: Settings, *, gated: bool
     ) -> None:
         place = int(memory.cursor[1])

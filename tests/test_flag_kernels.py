@@ -83,7 +83,7 @@ def test_launches_decide_as_plain_python_does(seed: int) -> None:
                 )
             verbs.publish(counters[0:1], memory.stream.gate)  # type: ignore[attr-defined]
             found = settings(sets, SLOTS, partial(torch.tensor, dtype=torch.int32, device=device))
-            verbs.settle(flags, seen, memory.stream, found, gated=when is not None)  # type: ignore[attr-defined]
+            verbs.write_flags(flags, seen, memory.stream, found, gated=when is not None)  # type: ignore[attr-defined]
         mine.same_as(theirs)
     assert int(theirs.stream.cursor[0]) > 0
 

@@ -1,13 +1,13 @@
 """Decisions that a card makes by itself: small kernels of one program each, between the ops of a launch.
 
-    gate     gate = left (==, !=, >) right          log[n] = gate
-    take     spin until published > turn            log[n + i] = turn; NOTHING if the gate is 0, or GIVEN_UP
-    publish  published += 1
-    settle   flags[target] = a number | a comparison | a verdict,   all from the values of that moment
+    gate         gate = left (==, !=, >) right       log[n] = gate
+    take         spin until published > turn         log[n + i] = turn; NOTHING if the gate is 0, or GIVEN_UP
+    publish      published += 1
+    write_flags  flags[target] = a number | a comparison | a verdict,   all from the values of that moment
 
-If the gate is 0, take only logs, publish does nothing, and settle only passes over its verdicts; publish and
-settle may have no gate. Logs, the copy of the flags, and verdicts are in pinned memory: the host looks at
-them without asking the device. A kernel's writes are there once an event behind it has passed.
+If the gate is 0, take only logs, publish does nothing, and write_flags only passes over its verdicts; publish
+and write_flags may have no gate. Logs, the copy of the flags, and verdicts are in pinned memory: the host
+looks at them without asking the device. A kernel's writes are there once an event behind it has passed.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -123,7 +123,7 @@ def publish(published: Tensor, gate: Tensor | None) -> None:
 
 
 @triton.jit
-def _settle_kernel(
+def _write_flags_kernel(
     flags_ptr, seen_ptr, gate_ptr, cursor_ptr, given_ptr, rows_ptr, count,
     GATED: tl.constexpr, VERDICTS: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
@@ -191,10 +191,10 @@ def settings(
     return Settings(ints(rows), verdicts)
 
 
-def settle(flags: Tensor, seen: Tensor, memory: StreamMemory, found: Settings, *, gated: bool) -> None:
+def write_flags(flags: Tensor, seen: Tensor, memory: StreamMemory, found: Settings, *, gated: bool) -> None:
     """Writes the flags, and the copy that the host sees."""
     count = len(found.rows)
-    _settle_kernel[(1,)](
+    _write_flags_kernel[(1,)](
         flags, seen, memory.gate, memory.cursor, memory.given, found.rows, count,
         GATED=gated, VERDICTS=found.verdicts, COLUMNS=COLUMNS, ROWS=triton.next_power_of_2(count),
         num_warps=1,

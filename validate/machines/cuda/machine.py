@@ -472,8 +472,8 @@ class CardRun(Device):
                 )
                 before = [lane.tail for lane in stream.lanes]
                 continue
-            elif log is not None and stage.kind == "settle":
-                self._stages.alone(stream, plan, stage.index, partial(self._settling, log, plan))
+            elif log is not None and stage.kind == "write_flags":
+                self._stages.alone(stream, plan, stage.index, partial(self._flag_writes, log, plan))
             else:
                 for i, lane in enumerate(stream.lanes):
                     record = self._stage(lane, launch, log, plan, stage, replay, sizes)
@@ -560,9 +560,9 @@ class CardRun(Device):
         """Runs the collective of each group of ranks along the axis; the last rank has arrived."""
         arrivals: Mapping[int, Arrival] = meeting.arrived
         holders = [self._hold_group(arrivals, *each) for each in self._meetings.groups(meeting)]
-        settling = [at for at in arrivals.values() if at.settles]
-        if settling:
-            self._settle_together(settling, list(arrivals.values()), holders)
+        writers = [at for at in arrivals.values() if at.writes_flags]
+        if writers:
+            self._write_flags_together(writers, list(arrivals.values()), holders)
         meeting.ends.update(dict.fromkeys(arrivals, True))
 
     def _hold_group(
@@ -600,24 +600,26 @@ class CardRun(Device):
             self._records.append(record)
         return holder
 
-    def _settle_together(
-        self, settling: Sequence[Arrival], all_: Sequence[Arrival], holders: Sequence[RankStream]
+    def _write_flags_together(
+        self, writers: Sequence[Arrival], all_: Sequence[Arrival], holders: Sequence[RankStream]
     ) -> None:
         """Writes the flags of all launches that end with a collective, before any of its ranks goes on."""
         holder = holders[0]
         for other in holders[1:]:
             self.api.wait(holder.stream, other.tail)
-        for at in settling:
+        for at in writers:
             log = self.memory.log(at.stream.rank, at.stream.name)
-            self._stages.queue(holder, at.plan, "settle", (), partial(self._settling, log, at.plan), ())
+            self._stages.queue(
+                holder, at.plan, "write_flags", (), partial(self._flag_writes, log, at.plan), ()
+            )
         event = self.api.record(holder.stream)
         for lane in (lane for at in all_ for lane in at.stream.lanes):
             if lane is not holder:
                 self.api.wait(lane.stream, event)
             lane.tail = event
 
-    def _settling(self, log: StreamLog, plan: Plan) -> list[Callable[[], object]]:
-        return [self._stages.settle(log, plan)]
+    def _flag_writes(self, log: StreamLog, plan: Plan) -> list[Callable[[], object]]:
+        return [self._stages.write_flags(log, plan)]
 
 
 def verbs_of(launches: Sequence[Launch], cause: Callable[[Any], Cause]) -> dict[str, float]:

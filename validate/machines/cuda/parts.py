@@ -88,6 +88,6 @@ class Arrival:
     events: list[Any] = field(default_factory=list)
 
     @property
-    def settles(self) -> bool:
+    def writes_flags(self) -> bool:
         """Whether its flags are written at the end of this collective."""
-        return self.plan.settles_in_meeting and self.stage is self.plan.stages[-1]
+        return self.plan.writes_flags_in_meeting and self.stage is self.plan.stages[-1]

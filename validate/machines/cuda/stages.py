@@ -91,8 +91,8 @@ class StageQueue:
             nodes.append(partial(self._put, lane, stage.publication, gate))
         if stage.ops:
             nodes.append(partial(_executed, lane.state, stage.ops, gate))
-        if stage.settles and log is not None:
-            nodes.append(self.settle(log, plan))
+        if stage.writes_flags and log is not None:
+            nodes.append(self.write_flags(log, plan))
         return nodes
 
     def head(
@@ -115,10 +115,12 @@ class StageQueue:
             )  # fmt: skip
         return nodes
 
-    def settle(self, log: StreamLog, plan: Plan) -> Callable[[], object]:
+    def write_flags(self, log: StreamLog, plan: Plan) -> Callable[[], object]:
         """Returns the call that writes the flags of a launch."""
         memory, verbs = self.memory, self.api.verbs
-        return partial(verbs.settle, memory.flags, memory.seen, log.memory, plan.settings, gated=plan.gated)
+        return partial(
+            verbs.write_flags, memory.flags, memory.seen, log.memory, plan.settings, gated=plan.gated
+        )
 
     def _put(self, lane: RankStream, publication: Publication, gate: Tensor | None) -> None:
         other = layout.along(self.mesh, lane.rank, publication.put.axis, 1)
