@@ -18,7 +18,7 @@ from tests.whole_card import card_lock, others_use_it
 # What is imported and collected stays to the end of the run: looking for garbage among it, again and again
 # while it grows, took as long as all else until the first test.
 gc.disable()
-# As the machine on a card wants it (validate/machines/cuda/layer.py), before anything initialises CUDA.
+# As the machine on a card wants it (validate/machines/cuda/cuda_api.py), before anything initialises CUDA.
 os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 # Prices that an earlier run kept would hide what a test is about.
 os.environ["SIMCORE_CACHE"] = "none"

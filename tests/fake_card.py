@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from simcore.machine.machine import Condition, Flag, holds
-from simcore.validate.machines.cuda.flag_kernels import NUMBER, VERDICT, WITH_FLAG, Settings, Words
+from simcore.validate.machines.cuda.flag_kernels import NUMBER, VERDICT, WITH_FLAG, Settings, StreamMemory
 
 Call = Callable[[], object]
 
@@ -45,7 +45,7 @@ class FakeVerbs:
 
     def __getattribute__(self, name: str) -> Any:
         found = object.__getattribute__(self, name)
-        if name not in ("gate", "take", "publish", "settle"):
+        if name not in ("gate", "take", "publish", "write_flags"):
             return found
 
         def once(*arguments: Any, **named: Any) -> None:
@@ -57,29 +57,34 @@ class FakeVerbs:
         return once
 
     def gate(
-        self, flags: Tensor, words: Words, slots: dict[Flag, int], condition: Condition | None, signals: int
+        self,
+        flags: Tensor,
+        memory: StreamMemory,
+        slots: dict[Flag, int],
+        condition: Condition | None,
+        signals: int,
     ) -> None:
         open_ = condition is None or holds(condition, lambda flag: int(flags[slots[flag]]))
-        place = int(words.cursor[0])
-        words.gate[0] = words.log[place] = int(open_)
-        words.cursor[0] = place + 1 + signals
+        place = int(memory.cursor[0])
+        memory.gate[0] = memory.log[place] = int(open_)
+        memory.cursor[0] = place + 1 + signals
 
     def take(
         self,
         published: Tensor,
         taken: Tensor,
-        words: Words,
+        memory: StreamMemory,
         error: Tensor,
         *,
         back: int,
         code: int,
         most: int,
     ) -> None:
-        place = int(words.cursor[0]) - back
-        if not words.gate[0]:
-            words.log[place] = -1
+        place = int(memory.cursor[0]) - back
+        if not memory.gate[0]:
+            memory.log[place] = -1
             return
-        turn, key = int(taken[0]), words.cursor.data_ptr()
+        turn, key = int(taken[0]), memory.cursor.data_ptr()
         if int(published[0]) <= turn:
             self.tries[key] = self.tries.get(key, 0) + 1
             if self.tries[key] <= most:
@@ -87,23 +92,25 @@ class FakeVerbs:
             error[0], turn = code, -2
         self.tries.pop(key, None)
         taken[0] += 1
-        words.log[place] = turn
+        memory.log[place] = turn
 
     def publish(self, published: Tensor, gate: Tensor | None) -> None:
         if gate is None or gate[0]:
             published[0] += 1
 
-    def settle(self, flags: Tensor, seen: Tensor, words: Words, found: Settings, *, gated: bool) -> None:
-        place = int(words.cursor[1])
-        words.cursor[1] = place + found.verdicts
-        if gated and not words.gate[0]:
+    def write_flags(
+        self, flags: Tensor, seen: Tensor, memory: StreamMemory, found: Settings, *, gated: bool
+    ) -> None:
+        place = int(memory.cursor[1])
+        memory.cursor[1] = place + found.verdicts
+        if gated and not memory.gate[0]:
             return
         values = []
         for _, what, how, one, other, _ in found.rows.tolist():
             if what == NUMBER:
                 values.append(one)
             elif what == VERDICT:
-                values.append(one if words.given[place + how] else other)
+                values.append(one if memory.given[place + how] else other)
             else:
                 left, right = int(flags[one]), int(flags[other]) if what == WITH_FLAG else other
                 values.append(int((left == right, left != right, left > right)[how - 1]))
@@ -111,9 +118,9 @@ class FakeVerbs:
             flags[row[0]] = seen[row[0]] = value
 
 
-class FakeLayer:
-    """See `simcore.validate.machines.cuda.layer.Layer`. `steps`: how much is done at most whenever somebody
-    looks."""
+class FakeCudaApi:
+    """See `simcore.validate.machines.cuda.cuda_api.CudaApi`. `steps`: how much is done at most whenever
+    somebody looks."""
 
     device = "cpu"
 

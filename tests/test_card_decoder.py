@@ -15,10 +15,10 @@ from simcore.schedules.tensor_parallel import tensor_parallel
 from simcore.validate.machines.buffers.cuda_decoder import CardDecoderState, card_decoder_states
 from simcore.validate.machines.buffers.decoder import decoder_states
 from simcore.validate.machines.cpu.machine import TorchRun
-from simcore.validate.machines.cuda.layer import CudaLayer
+from simcore.validate.machines.cuda.cuda_api import TorchCudaApi
 from simcore.validate.machines.cuda.machine import Card, CardRun
 from simcore.validate.timing.pace import pace
-from tests.fake_card import FakeLayer
+from tests.fake_card import FakeCudaApi
 from tests.test_torch_decoder import answer
 from tests.thorough import first, slow
 
@@ -38,11 +38,11 @@ SEED, CONTEXT, TOKENS = 5, 11, 3
 
 
 def card_of(kind: str, model: Decoder, **how: Any) -> Card:
-    layer: Any = CudaLayer() if kind == "cuda" else FakeLayer(3)
+    api: Any = TorchCudaApi() if kind == "cuda" else FakeCudaApi(3)
     mesh = {"tensor": model.ranks}
     device = "cuda" if kind == "cuda" else "cpu"
     states = card_decoder_states(model, mesh, SEED, CONTEXT, TOKENS, device=device, drawn_on="cpu")
-    return Card(states, layer, mesh=mesh, **how)
+    return Card(states, api, mesh=mesh, **how)
 
 
 def decode(card: Card, model: Decoder) -> tuple[Any, list[list[int]]]:
@@ -120,10 +120,10 @@ def test_a_real_step_takes_what_its_bytes_take(capsys: pytest.CaptureFixture[str
     """Four layers of the 8B shape: tokens take what reading the weights takes, and no more than what the
     host's verbs took in that very run; printed, with what host and clocks did."""
     config = DecoderConfig("8b", 4096, 14336, 4, 32, 8, 128, 32000, tied_embeddings=False)
-    model, layer = Decoder(config, batch=1), CudaLayer()
+    model, api = Decoder(config, batch=1), TorchCudaApi()
     context, tokens = 2048, 50
     states = card_decoder_states(model, {"tensor": 1}, SEED, context, tokens)
-    card = Card(states, layer)
+    card = Card(states, api)
 
     def once() -> CardRun:
         states[0].reset()
@@ -136,7 +136,7 @@ def test_a_real_step_takes_what_its_bytes_take(capsys: pytest.CaptureFixture[str
     found = [token.latency_s for token in metrics.tokens(run.trace)][5:]
     busy = [s.end_s - s.start_s for s in run.trace.spans][5:]
     floor_s = (model.weight_bytes - 2 * 32000 * 4096) / 4.8e12
-    us = [1e6 * x for x in (median(found), median(busy), floor_s, run.clocks_apart_s)]
+    us = [1e6 * x for x in (median(found), median(busy), floor_s, run.clock_error_s)]
     with capsys.disabled():
         print("\ntoken {:.1f} us, graph {:.1f}, floor {:.1f}, clocks within {:.1f}".format(*us))
     assert run.fresh == 0

@@ -19,9 +19,9 @@ from simcore.validate.machines.buffers import cuda_long_convolution as card_long
 from simcore.validate.machines.buffers.cuda_long_convolution import CardLongConvolutionState
 from simcore.validate.machines.buffers.long_convolution import long_convolution_state
 from simcore.validate.machines.cpu.machine import TorchRun
-from simcore.validate.machines.cuda.layer import CudaLayer
+from simcore.validate.machines.cuda.cuda_api import TorchCudaApi
 from simcore.validate.machines.cuda.machine import Card
-from tests.fake_card import FakeLayer
+from tests.fake_card import FakeCudaApi
 from tests.thorough import first, thorough
 
 torch.set_num_threads(1)
@@ -45,7 +45,7 @@ def twice(model: LongConvolution, name: str, device: str) -> tuple[CardLongConvo
     """The state after a run that captures and one that replays, and how many stages each captured."""
     schedule, options = SCHEDULES[name]
     state = CardLongConvolutionState(model, 0, device)
-    card = Card([state], FakeLayer(1) if device == "cpu" else CudaLayer())
+    card = Card([state], FakeCudaApi(1) if device == "cpu" else TorchCudaApi())
 
     def program(m: Machine) -> Program:
         return schedule(m, model, [], **options)
@@ -122,8 +122,8 @@ def test_a_step_is_captured_once_for_all_positions(tokens: int, name: str, other
     state, captured, _ = twice(model, name, "cpu")
     # Rows and tiles, one for each position but the first, or the last.
     assert captured == [1 + others, 0]
-    assert state.told(model.step()) == {"position"}
-    assert not state.bound(model.step())
+    assert state.device_sizes(model.step()) == {"position"}
+    assert not state.captured_sizes(model.step())
 
 
 def test_what_has_rows_in_it_is_captured_for_each_position() -> None:

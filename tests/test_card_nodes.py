@@ -16,7 +16,7 @@ from simcore.scenario import parse_scenario
 from simcore.validate.calibration import cuda_nodes as card_nodes
 from simcore.validate.machines.buffers.cuda_decoder import card_decoder_states
 from simcore.validate.machines.cuda.machine import Card
-from tests.fake_card import FakeLayer
+from tests.fake_card import FakeCudaApi
 from tests.thorough import slow
 
 NODE_S = 4e-7
@@ -91,7 +91,7 @@ def test_a_step_is_that_of_the_later_tokens(monkeypatch: pytest.MonkeyPatch) -> 
     config = DecoderConfig("gqa", 32, 24, 1, 8, 2, 6, 53, tied_embeddings=False)
     model = Decoder(config, batch=2, dtypes=Dtypes("fp32", "fp32", "fp32"), outside=False)
     states = card_decoder_states(model, {"tensor": 1}, 1, 9, 4, device="cpu", drawn_on="cpu")
-    trace = card_nodes.run_on(Card(states, FakeLayer(1)), model, 9)
+    trace = card_nodes.run_on(Card(states, FakeCudaApi(1)), model, 9)
     took_s, found = card_nodes.of_later_tokens(trace)
     later = sorted(trace.spans, key=lambda span: span.start_s)[2:]
     assert took_s == pytest.approx(sum(span.end_s - span.start_s for span in later) / 2)

@@ -48,7 +48,7 @@ from simcore.validate.machines.buffers.long_convolution import long_convolution_
 from simcore.validate.machines.cpu.machine import TorchRun
 from simcore.validate.machines.cuda import runs as card_real
 from simcore.validate.machines.cuda import states as card_states
-from simcore.validate.machines.cuda.layer import CudaLayer
+from simcore.validate.machines.cuda.cuda_api import TorchCudaApi
 from simcore.validate.machines.cuda.machine import Card, verbs_of
 from simcore.validate.machines.cuda.memory import Memory
 from simcore.validate.machines.cuda.runs import CountedRun, RealCard, this_machine
@@ -57,7 +57,7 @@ from simcore.validate.machines.op_by_op import Isolated, calibrated, measure_alo
 from simcore.validate.timing import cuda_times as card_measure
 from simcore.validate.timing.op_times import op_times, plain
 from simcore.validate.timing.pace import Pace, pace
-from tests.fake_card import FakeLayer
+from tests.fake_card import FakeCudaApi
 from tests.test_card_decoder import GQA
 from tests.thorough import first, slow, thorough
 
@@ -114,7 +114,7 @@ def layer_of(folder: Path) -> dict[str, Any]:
 
 
 def real_of(repeats: int = 2, l2_bytes: int = 4096) -> RealCard:
-    return RealCard(repeats, CardStates(l2_bytes, "cpu"), lambda: FakeLayer(3))
+    return RealCard(repeats, CardStates(l2_bytes, "cpu"), lambda: FakeCudaApi(3))
 
 
 def alone(op: Any, seconds: float) -> Point:
@@ -145,7 +145,7 @@ def test_layers_alone_go_on_from_token_to_token(layers: int) -> None:
     model = Decoder(config, batch=2, dtypes=Dtypes("fp32", "fp32", "fp32"), outside=False)
     (state,) = card_decoder_states(model, {"tensor": 1}, 5, 9, 3, device="cpu", drawn_on="cpu")
     begun = state.buffers["x"].clone()
-    card = Card([state], FakeLayer(1))
+    card = Card([state], FakeCudaApi(1))
     found = []
     for _ in range(2):
         state.reset()
@@ -292,7 +292,7 @@ def test_a_run_is_replayed_by_its_own_times_and_by_ops_one_by_one(
     graphs is in its times: a replay by them is charged for it no second time."""
     loops = {"launch_s": 9.0, "size_s": 9.0, "wait_s": 0.0, "message_s": 0.0, "gate_s": 0.0}
     monkeypatch.setattr(isolated, "go_on", lambda: None)
-    monkeypatch.setattr(card_real, "host_costs", lambda layer: loops)
+    monkeypatch.setattr(card_real, "host_costs", lambda api: loops)
     document = {"decode": layer_of(tmp_path), "tiling": TILING, "linear_attention": LINEAR}[study]
     scenario = parse_scenario({**document, "overheads": {"in_graph_s": 1.0}}, "x")
     real = real_of()
@@ -390,7 +390,7 @@ def test_what_verbs_took_in_the_runs_of_a_case_stands_for_it(
         "launch_s": 1.0, "launch_kernel_s": 1.0, "size_s": 2.0,
         "wait_s": 3.0, "message_s": 5.0, "gate_s": 4.0,
     }  # fmt: skip
-    monkeypatch.setattr(card_real, "host_costs", lambda layer: loops)
+    monkeypatch.setattr(card_real, "host_costs", lambda api: loops)
     real = real_of()
     scenario = parse_scenario({**layer_of(tmp_path), "batch": [1]}, "x")
     assemble(scenario, "x", Place("cuda", real.start, 2)).study.run(lambda *_: None)
@@ -410,12 +410,12 @@ def test_verbs_are_timed_from_their_call_to_their_return_and_from_an_end_to_the_
     """Of two launches after an end the first counts, and none that was issued late for other reasons."""
 
     def launch(
-        issued_s: float, took_s: float, since: Any = None, rank: int = 0, held: float = 0.0, told: int = 0
+        issued_s: float, took_s: float, since: Any = None, rank: int = 0, held: float = 0.0, written: int = 0
     ) -> Any:
-        given_s = issued_s + 0.75 * took_s + held
+        queued_at_s = issued_s + 0.75 * took_s + held
         return SimpleNamespace(
-            issued_s=issued_s, took_s=took_s, since=since, rank=rank, given_s=given_s,
-            sizes_told=told, told_s=0.1 * told,
+            issued_s=issued_s, took_s=took_s, since=since, rank=rank, queued_at_s=queued_at_s,
+            sizes_written=written, size_write_s=0.1 * written,
         )  # fmt: skip
 
     def cause(end: Any) -> Any:
@@ -442,9 +442,9 @@ def test_verbs_are_timed_from_their_call_to_their_return_and_from_an_end_to_the_
     assert verbs_of(launches[:1], cause) == {"launch_s": 1.0, "launch_kernel_s": 0.0, "return_s": 0.25}
     assert verbs_of([], cause) == {}
     # Sizes that launches wrote are no part of what a launch takes.
-    told = [launch(0.0, 1.0, told=2), launch(1.0, 1.0), launch(2.0, 1.0, told=1)]
+    written = [launch(0.0, 1.0, written=2), launch(1.0, 1.0), launch(2.0, 1.0, written=1)]
     found = {"launch_s": 2.7 / 3, "launch_kernel_s": 0.0, "return_s": 0.25, "size_s": 0.1}
-    assert verbs_of(told, cause) == pytest.approx(found)
+    assert verbs_of(written, cause) == pytest.approx(found)
 
 
 def attention(context: int, batch: int = 1) -> Any:
@@ -600,9 +600,9 @@ def test_a_run_that_is_over_holds_its_case_no_more() -> None:
 
 
 def test_a_card_is_idle_when_a_run_begins(monkeypatch: pytest.MonkeyPatch) -> None:
-    layer, order = FakeLayer(), list[str]()
-    card = Card([object()], layer)
-    monkeypatch.setattr(layer, "synchronize", lambda: order.append("idle"))
+    api, order = FakeCudaApi(), list[str]()
+    card = Card([object()], api)
+    monkeypatch.setattr(api, "synchronize", lambda: order.append("idle"))
     monkeypatch.setattr(Memory, "reset", lambda self: order.append("zeros"))
     card.reset()
     assert order == ["idle", "zeros", "idle"]
@@ -676,7 +676,7 @@ def test_tilings_that_a_card_does_not_run_are_refused(strategies: list[Any], say
 
 @thorough
 def test_costs_of_verbs_are_times_of_this_machine() -> None:
-    costs = host_costs(FakeLayer(2))
+    costs = host_costs(FakeCudaApi(2))
     assert costs.keys() == {field.name for field in fields(Overheads)} - {"in_graph_s"}
     assert all(0.0 <= seconds < 0.1 for seconds in costs.values())
     assert costs["launch_s"] > 0.0
@@ -693,7 +693,7 @@ def test_a_launch_is_told_from_its_kernels(monkeypatch: pytest.MonkeyPatch) -> N
         return found if nodes == ONE else {**found, "wait_s": 9e-6}
 
     monkeypatch.setattr(card_host, "_verbs", verbs)
-    costs = host_costs(FakeLayer(2))
+    costs = host_costs(FakeCudaApi(2))
     wanted = {"launch_s": 3e-5, "launch_kernel_s": 2e-7, "start_s": 3e-6, "size_s": 1e-5, "wait_s": 9e-6}
     assert {name: costs[name] for name in wanted} == pytest.approx(wanted)
     assert costs["return_s"] == pytest.approx(8e-6 + 4e-8 * (3 * ONE + SOME) / 4)
@@ -703,7 +703,7 @@ def test_rounds_of_a_host_that_never_waits_are_no_measure(monkeypatch: pytest.Mo
     verbs = {"launch_s": 3e-5, "return_s": 8e-6, "size_s": 1e-5, "told_s": 1e-5}
     monkeypatch.setattr(card_host, "_verbs", lambda card, nodes: verbs)
     with pytest.raises(card_measure.FAILURES, match="too slow to wait for a graph of 201 nodes"):
-        host_costs(FakeLayer(2))
+        host_costs(FakeCudaApi(2))
 
 
 def test_rounds_launch_the_graphs_of_the_rounds_before() -> None:
@@ -759,8 +759,8 @@ def test_rounds_take_as_long_on_the_simulated_machine(nodes: int) -> None:
     """By what verbs took in other runs, in turns with them: of both machines what is left of the card's own
     time, the host's. Where a verb takes another time in each turn, since others share the host, it cannot
     tell."""
-    layer, program = CudaLayer(), partial(rounds, nodes=nodes)
-    card = counting_card(layer)
+    api, program = TorchCudaApi(), partial(rounds, nodes=nodes)
+    card = counting_card(api)
 
     def run() -> Trace:
         return pace().keeps(lambda: card.start().run(program))[0]
@@ -781,7 +781,7 @@ def test_rounds_take_as_long_on_the_simulated_machine(nodes: int) -> None:
     costs, ratios = [], []
     for turn in range(4):
         real = [run() for _ in range(3)]
-        costs.append(Overheads(**pace().keeps(lambda: host_costs(layer))[0]))
+        costs.append(Overheads(**pace().keeps(lambda: host_costs(api))[0]))
         if turn:
             likely_s = [simulated_s(real, overheads) for overheads in costs[-2:]]
             really_s = median(hosts_s(one, costs[-1].start_s) for one in real)

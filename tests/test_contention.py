@@ -59,12 +59,12 @@ from simcore.validate.calibration.contention_fit import (
     together_s,
 )
 from simcore.validate.calibration.cuda_instances import CardInstancesState, Instances
-from simcore.validate.machines.cuda.layer import STREAMS_OF_TORCH, CudaLayer
+from simcore.validate.machines.cuda.cuda_api import STREAMS_OF_TORCH, TorchCudaApi
 from simcore.validate.machines.cuda.machine import Card
 from simcore.validate.machines.cuda.runs import RealCard
 from simcore.validate.machines.cuda.states import CardStates
 from simcore.validate.program import write_csv
-from tests.fake_card import FakeLayer
+from tests.fake_card import FakeCudaApi
 from tests.test_card_decoder import GQA
 from tests.test_fit import PROFILE
 from tests.thorough import examples, slow, thorough
@@ -297,7 +297,7 @@ def test_cases_run_on_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(contention_cases, "STEPS", 1)
     monkeypatch.setattr(contention_cases, "MOST_STEPS", 2)
     cases = [replace(case, steps=1) for case in cases_of([1, 3], [9], [4], ["conv"], 1)]
-    real = RealCard(1, CardStates(4096, "cpu"), lambda: FakeLayer(3))
+    real = RealCard(1, CardStates(4096, "cpu"), lambda: FakeCudaApi(3))
     rows = [*measured(cases, SMALL, replace(SIMULATED, start=real.start), 1, lambda _: None)]
     assert [(row.case.kind, row.case.count, row.stream) for row in rows] == [
         ("shared weights", 1, ""), ("shared weights", 3, ""), ("own weights", 3, ""),
@@ -317,7 +317,7 @@ def test_a_calibrations_cases_run_on_a_card(monkeypatch: pytest.MonkeyPatch) -> 
         card_sharing, "cases", lambda *, quick: [case for case in cases if case.kind != "own weights"]
     )
     monkeypatch.setattr(card_sharing, "models_of", lambda layers: SMALL)
-    real = RealCard(1, CardStates(4096, "cpu"), lambda: FakeLayer(3))
+    real = RealCard(1, CardStates(4096, "cpu"), lambda: FakeCudaApi(3))
     monkeypatch.setattr(card_sharing, "this_machine", lambda repeats: real)
     said: list[str] = []
     profile = replace(PROFILE, device="h200-sxm")
@@ -338,7 +338,7 @@ def test_instances_have_weights_of_one_model_or_their_own(own: bool) -> None:
         setup: Any = _Setup(Instances(decoder, count, own))
         (state,) = CardStates(4096, "cpu").of(setup)
         assert isinstance(state, CardInstancesState)
-        run = Card([state], FakeLayer(5)).start()
+        run = Card([state], FakeCudaApi(5)).start()
 
         def program(m: Any, made: Instances = setup.model) -> Any:
             yield m.wait(
@@ -781,14 +781,14 @@ def test_files_that_are_no_rows_are_refused(tmp_path: Path) -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_there_are_more_streams_than_torch_has() -> None:
     for _ in range(2):
-        layer = CudaLayer()
-        streams = [layer.stream() for _ in range(STREAMS_OF_TORCH + 10)]
+        api = TorchCudaApi()
+        streams = [api.stream() for _ in range(STREAMS_OF_TORCH + 10)]
         assert len({stream.cuda_stream for stream in streams}) == len(streams)
         total = torch.zeros(len(streams), device="cuda")
         torch.cuda.synchronize()
         for i, stream in enumerate(streams):
             add = partial(total[i].add_, i)
-            layer.run(stream, add)
-            layer.captured(stream, add)()
-        layer.synchronize()
+            api.run(stream, add)
+            api.captured(stream, add)()
+        api.synchronize()
         assert total.tolist() == [2.0 * i for i in range(len(streams))]

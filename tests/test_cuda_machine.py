@@ -26,11 +26,11 @@ from simcore.ops.op import Graph, Op, Publication, Size, fuse, put
 from simcore.sim.simulation import Simulation
 from simcore.validate.machines import host as host_side
 from simcore.validate.machines.cuda import machine as card_machine
-from simcore.validate.machines.cuda.layer import CudaLayer, Layer, seen_together
+from simcore.validate.machines.cuda.cuda_api import CudaApi, TorchCudaApi, seen_together
 from simcore.validate.machines.cuda.machine import DEPTH, Card, CardRun
 from simcore.validate.machines.cuda.records import OrderError
 from tests import fake_card
-from tests.fake_card import FakeLayer
+from tests.fake_card import FakeCudaApi
 from tests.programs import RandomProgram, meet, random_programs, sends, toy, toy_price, toys
 from tests.test_torch_machine import Clock, items, same_order, without_time
 from tests.thorough import examples
@@ -81,8 +81,8 @@ class ToyCard:
 
     codes: dict[tuple[Any, ...], int] = {}  # noqa: RUF012 - one list for all of them
 
-    def __init__(self, layer: Any, rounds: int = 1) -> None:
-        self.log_, self.count, self.rounds = layer.zeros(MANY), layer.zeros(1), rounds
+    def __init__(self, api: Any, rounds: int = 1) -> None:
+        self.log_, self.count, self.rounds = api.zeros(MANY), api.zeros(1), rounds
 
     def _note(self, *what: Any) -> None:
         note(self.log_, self.count, self.codes.setdefault(what, len(self.codes)), self.rounds)
@@ -96,12 +96,12 @@ class ToyCard:
         with torch.inference_mode():
             self.count.zero_()
 
-    def told(self, graph: Graph) -> frozenset[str]:
+    def device_sizes(self, graph: Graph) -> frozenset[str]:
         del graph
         return frozenset()
 
-    def bound(self, graph: Graph) -> frozenset[str]:
-        return graph.needs - self.told(graph)
+    def captured_sizes(self, graph: Graph) -> frozenset[str]:
+        return graph.needs - self.device_sizes(graph)
 
     def sizes(self, stream: str) -> dict[str, Tensor]:
         del stream
@@ -127,14 +127,14 @@ class ToyCard:
         to._note("put", publication.signal)
 
 
-def layer_of(kind: str, seed: int = 0) -> Any:
-    return CudaLayer() if kind == "cuda" else FakeLayer(seed)
+def api_of(kind: str, seed: int = 0) -> Any:
+    return TorchCudaApi() if kind == "cuda" else FakeCudaApi(seed)
 
 
 def card_of(kind: str, mesh: dict[str, int] | None = None, seed: int = 0, **how: Any) -> Card:
-    mesh, layer = mesh or {"tensor": 1}, layer_of(kind, seed)
-    states = [ToyCard(layer, how.pop("rounds", 1)) for _ in range(prod(mesh.values()))]
-    return Card(states, layer, mesh=mesh, **how)
+    mesh, api = mesh or {"tensor": 1}, api_of(kind, seed)
+    states = [ToyCard(api, how.pop("rounds", 1)) for _ in range(prod(mesh.values()))]
+    return Card(states, api, mesh=mesh, **how)
 
 
 def ran(trace: Trace, rank: int) -> Counter[tuple[Any, ...]]:
@@ -407,11 +407,11 @@ def test_sizes_grow_from_replay_to_replay(kind: str) -> None:
 class ToyWithSize(ToyCard):
     """Reads how long its op is from the card's memory: what it notes is the number that stands there."""
 
-    def __init__(self, layer: Any) -> None:
-        super().__init__(layer)
-        self.number = layer.zeros(1)
+    def __init__(self, api: Any) -> None:
+        super().__init__(api)
+        self.number = api.zeros(1)
 
-    def told(self, graph: Graph) -> frozenset[str]:
+    def device_sizes(self, graph: Graph) -> frozenset[str]:
         return graph.needs & {"n"}
 
     def sizes(self, stream: str) -> dict[str, Tensor]:
@@ -434,9 +434,9 @@ def _number_kernel(log_ptr, count_ptr, number_ptr):
 
 @pytest.mark.parametrize("kind", BOTH)
 def test_what_kernels_read_on_the_card_is_captured_once_for_all_sizes(kind: str) -> None:
-    graph, layer = Graph("grows", (toy("op", Size("n")),)), layer_of(kind)
-    state = ToyWithSize(layer)
-    card = Card([state], layer)
+    graph, api = Graph("grows", (toy("op", Size("n")),)), api_of(kind)
+    state = ToyWithSize(api)
+    card = Card([state], api)
 
     def program(m: Machine) -> Program:
         m.launch(graph, sizes={"n": 5}, repeat=4)
@@ -627,9 +627,9 @@ def test_launches_that_cannot_be_are_refused(how: Any, says: str) -> None:
 
 
 def test_a_state_for_every_rank() -> None:
-    layer = FakeLayer()
+    api = FakeCudaApi()
     with pytest.raises(ValueError, match="1 states for a mesh of 2 ranks"):
-        Card([ToyCard(layer)], layer, mesh={"tensor": 2})
+        Card([ToyCard(api)], api, mesh={"tensor": 2})
 
 
 @pytest.mark.parametrize("off_s", [-0.02, -0.001, 0.0, 0.003])
@@ -637,8 +637,8 @@ def test_looks_at_both_clocks_may_be_wrong(monkeypatch: pytest.MonkeyPatch, off_
     """A card that others use shows its clock late; what it did is still in its order, and behind its host."""
     looks = iter([off_s, 0.5 * off_s] * 2)
 
-    def off(layer: Layer, stream: Any) -> tuple[Any, float, float]:
-        event, at_s, half_s = seen_together(layer, stream)
+    def off(api: CudaApi, stream: Any) -> tuple[Any, float, float]:
+        event, at_s, half_s = seen_together(api, stream)
         return event, at_s + next(looks), half_s + abs(off_s)
 
     monkeypatch.setattr(card_machine, "seen_together", off)
@@ -658,8 +658,8 @@ def test_looks_at_both_clocks_may_be_wrong(monkeypatch: pytest.MonkeyPatch, off_
 
 
 def test_a_clock_that_is_more_off_than_looking_says_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
-    def off(layer: Layer, stream: Any) -> tuple[Any, float, float]:
-        event, at_s, _ = seen_together(layer, stream)
+    def off(api: CudaApi, stream: Any) -> tuple[Any, float, float]:
+        event, at_s, _ = seen_together(api, stream)
         return event, at_s - 5.0, 1e-6
 
     monkeypatch.setattr(card_machine, "seen_together", off)

@@ -9,7 +9,7 @@ import torch
 
 from simcore.machine.machine import Condition, Flag, Setting, Verdict
 from simcore.validate.machines.cuda import flag_kernels
-from simcore.validate.machines.cuda.flag_kernels import Words, flags_of, keyless, settings
+from simcore.validate.machines.cuda.flag_kernels import StreamMemory, flags_of, keyless, settings
 from tests.fake_card import FakeVerbs
 
 CUDA = torch.cuda.is_available()
@@ -29,16 +29,16 @@ class Memory:
 
     def __init__(self) -> None:
         self.given = [ints(20), ints(20, host=True), ints(4), ints(1, host=True)]
-        self.words = Words(ints(1), ints(2), ints(64, host=True), ints(64, host=True))
+        self.stream = StreamMemory(ints(1), ints(2), ints(64, host=True), ints(64, host=True))
 
     def tensors(self) -> list[torch.Tensor]:
-        words = self.words
-        return [*self.given, words.gate, words.cursor, words.log, words.given]
+        stream = self.stream
+        return [*self.given, stream.gate, stream.cursor, stream.log, stream.given]
 
     def copy(self) -> "Memory":
         other = Memory.__new__(Memory)
         *given, gate, cursor, log, verdicts = [x.cpu().clone() for x in self.tensors()]
-        other.given, other.words = given, Words(gate, cursor, log, verdicts)
+        other.given, other.stream = given, StreamMemory(gate, cursor, log, verdicts)
         return other
 
     def same_as(self, other: "Memory") -> None:
@@ -62,41 +62,41 @@ def drawn_setting(random: Random) -> Setting:
 def test_launches_decide_as_plain_python_does(seed: int) -> None:
     random, mine = Random(seed), Memory()
     for verdict in range(64):
-        mine.words.given[verdict] = random.randrange(2)
+        mine.stream.given[verdict] = random.randrange(2)
     theirs, python = mine.copy(), FakeVerbs()
     for _ in range(8 if not CUDA else 40):
         when = random.choice([None, condition(random)])
         sets = {flag: drawn_setting(random) for flag in random.sample(FLAGS, random.randrange(1, 5))}
-        signals, room = random.randrange(3), 64 - int(theirs.words.cursor[0])
-        if room < 4 or int(theirs.words.cursor[1]) > 56:
+        signals, room = random.randrange(3), 64 - int(theirs.stream.cursor[0])
+        if room < 4 or int(theirs.stream.cursor[1]) > 56:
             break
         for memory, verbs in ((mine, flag_kernels), (theirs, python)):
             flags, seen, counters, error = memory.given
             device = DEVICE if memory is mine else "cpu"
             python.resume = 0
-            verbs.gate(flags, memory.words, SLOTS, when, signals)  # type: ignore[arg-type, attr-defined]
+            verbs.gate(flags, memory.stream, SLOTS, when, signals)  # type: ignore[arg-type, attr-defined]
             for i in range(signals):
                 published, taken = counters[i : i + 1], counters[i + 2 : i + 3]
                 verbs.publish(published, None)  # type: ignore[attr-defined]
                 verbs.take(  # type: ignore[attr-defined]
-                    published, taken, memory.words, error, back=signals - i, code=7, most=50
+                    published, taken, memory.stream, error, back=signals - i, code=7, most=50
                 )
-            verbs.publish(counters[0:1], memory.words.gate)  # type: ignore[attr-defined]
+            verbs.publish(counters[0:1], memory.stream.gate)  # type: ignore[attr-defined]
             found = settings(sets, SLOTS, partial(torch.tensor, dtype=torch.int32, device=device))
-            verbs.settle(flags, seen, memory.words, found, gated=when is not None)  # type: ignore[attr-defined]
+            verbs.write_flags(flags, seen, memory.stream, found, gated=when is not None)  # type: ignore[attr-defined]
         mine.same_as(theirs)
-    assert int(theirs.words.cursor[0]) > 0
+    assert int(theirs.stream.cursor[0]) > 0
 
 
 def test_a_signal_that_does_not_come_is_given_up() -> None:
     memory = Memory()
     flags, _, counters, error = memory.given
-    flag_kernels.gate(flags, memory.words, SLOTS, None, 1)
-    flag_kernels.take(counters[0:1], counters[1:2], memory.words, error, back=1, code=9, most=20)
+    flag_kernels.gate(flags, memory.stream, SLOTS, None, 1)
+    flag_kernels.take(counters[0:1], counters[1:2], memory.stream, error, back=1, code=9, most=20)
     if CUDA:
         torch.cuda.synchronize()
     assert int(error[0]) == 9
-    assert memory.words.log[:2].tolist() == [1, flag_kernels.GIVEN_UP]
+    assert memory.stream.log[:2].tolist() == [1, flag_kernels.GIVEN_UP]
 
 
 def test_what_a_launch_is_captured_with() -> None:

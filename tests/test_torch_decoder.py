@@ -354,7 +354,7 @@ def right(states: Sequence[DecoderState], token: int) -> DecoderState:
     copies went on from an attention, the one that made it exactly. (Around a ring the data do not tell: there
     the rank that marked the token.)"""
     chose = [state for state in states if token in state.chosen]
-    return next((state for state in chose if state.held_at[token]), chose[0])
+    return next((state for state in chose if state.attended_exactly_at[token]), chose[0])
 
 
 def answer(states: Sequence[DecoderState]) -> list[Tensor]:

@@ -30,7 +30,7 @@ from simcore.kernels.streams import current_gate
 from simcore.machine.machine import Machine, Program
 from simcore.machine.trace import Trace
 from simcore.ops.op import Graph, Op, Publication, Size, Work
-from simcore.validate.machines.cuda.layer import CudaLayer, Layer
+from simcore.validate.machines.cuda.cuda_api import CudaApi, TorchCudaApi
 from simcore.validate.machines.cuda.machine import Card
 from simcore.validate.timing.pace import pace
 
@@ -45,13 +45,13 @@ class _Counting:
     """A state whose every op is a kernel of one program that increments a counter if its gate is open.
     `round`: the launches' size, in the card's memory."""
 
-    def __init__(self, layer: Layer) -> None:
-        self.layer, self.count, self.round = layer, layer.zeros(1), layer.zeros(1)
+    def __init__(self, api: CudaApi) -> None:
+        self.api, self.count, self.round = api, api.zeros(1), api.zeros(1)
 
-    def told(self, graph: Graph) -> frozenset[str]:
+    def device_sizes(self, graph: Graph) -> frozenset[str]:
         return graph.needs
 
-    def bound(self, graph: Graph) -> frozenset[str]:
+    def captured_sizes(self, graph: Graph) -> frozenset[str]:
         del graph
         return frozenset()
 
@@ -67,7 +67,7 @@ class _Counting:
 
     def execute(self, op: Op) -> None:
         del op
-        self.layer.verbs.publish(self.count, current_gate())
+        self.api.verbs.publish(self.count, current_gate())
 
     def skip(self, op: Op) -> None:
         pass
@@ -79,14 +79,14 @@ class _Counting:
         raise AssertionError(op.name)
 
 
-def counting_card(layer: Layer) -> Card:
+def counting_card(api: CudaApi) -> Card:
     """Returns a card of one rank on which every op increments a counter."""
-    return Card([_Counting(layer)], layer)
+    return Card([_Counting(api)], api)
 
 
-def host_costs(layer: Layer | None = None) -> dict[str, float]:
+def host_costs(api: CudaApi | None = None) -> dict[str, float]:
     """Returns `Overheads` of this host and card, in seconds. Raises ValueError if no wait can be timed."""
-    card = counting_card(CudaLayer() if layer is None else layer)
+    card = counting_card(TorchCudaApi() if api is None else api)
     turns = [(_verbs(card, ONE), _verbs(card, SOME), _messages_s(card)) for _ in range(1 + RUNS)][1:]
     names = *WITH_LAUNCHES, TOLD_S
     few = {name: median(verbs[name] for verbs, _, _ in turns) for name in names}

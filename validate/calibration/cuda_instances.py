@@ -68,13 +68,13 @@ class CardInstancesState:
         for state in self.states:
             state.reset()
 
-    def told(self, graph: Graph) -> frozenset[str]:
+    def device_sizes(self, graph: Graph) -> frozenset[str]:
         """Same as for one instance."""
-        return self.states[0].told(graph)
+        return self.states[0].device_sizes(graph)
 
-    def bound(self, graph: Graph) -> frozenset[str]:
+    def captured_sizes(self, graph: Graph) -> frozenset[str]:
         """Same as for one instance."""
-        return self.states[0].bound(graph)
+        return self.states[0].captured_sizes(graph)
 
     def sizes(self, stream: str) -> Mapping[str, Tensor]:
         """Returns the sizes of the stream's instance, which has its own lengths."""

@@ -22,7 +22,7 @@ from simcore.ops.op import Op, Roofline
 from simcore.validate.benchmarks.timing import Card as Reached
 from simcore.validate.calibration.cuda_grid import LLAMA, MODELS
 from simcore.validate.machines.buffers.cuda_decoder import card_decoder_states, card_weights
-from simcore.validate.machines.cuda.layer import CudaLayer
+from simcore.validate.machines.cuda.cuda_api import TorchCudaApi
 from simcore.validate.machines.cuda.machine import Card
 from simcore.validate.timing import cuda_times as card_measure
 
@@ -75,7 +75,7 @@ def _steps() -> Step:
     def step(batch: int, context: int) -> tuple[float, Sequence[Op]]:
         model = Decoder(config, batch=batch, outside=False)
         states = card_decoder_states(model, {TENSOR: 1}, SEED, context, TOKENS, weights=weights)
-        return of_later_tokens(run_on(Card(states, CudaLayer()), model, context))
+        return of_later_tokens(run_on(Card(states, TorchCudaApi()), model, context))
 
     return step
 

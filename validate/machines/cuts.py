@@ -71,7 +71,7 @@ def segments(graph: Graph, sizes: Mapping[str, int]) -> Iterator[Segment]:
 
 
 @dataclass(slots=True, eq=False)
-class Meeting:
+class Rendezvous:
     """A collective: what each arrived rank brought, and the end of each rank once the collective has run."""
 
     op: Op
@@ -85,7 +85,7 @@ class Meetings:
 
     def __init__(self, host: HostSide) -> None:
         self._host = host
-        self._held: dict[tuple[str, str, tuple[int, ...]], list[Meeting]] = defaultdict(list)
+        self._held: dict[tuple[str, str, tuple[int, ...]], list[Rendezvous]] = defaultdict(list)
         self._met: dict[tuple[str, str, int], int] = defaultdict(int)
 
     def members(self, rank: int, axis: str) -> tuple[int, ...]:
@@ -96,14 +96,14 @@ class Meetings:
         """Whether a rank has to wait for others in a collective."""
         return len(self.members(rank, op.axis)) > 1
 
-    def groups(self, meeting: Meeting) -> list[tuple[tuple[int, ...], dict[int, int]]]:
+    def groups(self, meeting: Rendezvous) -> list[tuple[tuple[int, ...], dict[int, int]]]:
         """Returns the groups of ranks that run one collective together, each with its ranks' leaders."""
         leader_of = {r: leader for leader in meeting.arrived for r in self._host.followers[leader]}
         axis, mesh = meeting.op.axis, self._host.mesh
         groups = dict.fromkeys(layout.members(mesh, rank, axis) for rank in leader_of)
         return [(group, {rank: leader_of[rank] for rank in group}) for group in groups]
 
-    def meet(self, op: Op, stream: Stream, brings: Any, hold: Callable[[Meeting], None]) -> Steps:
+    def meet(self, op: Op, stream: Stream, brings: Any, hold: Callable[[Rendezvous], None]) -> Steps:
         """Brings a stream's rank to a collective; the last rank calls `hold`, the others wait. Returns its
         end. Raises MismatchError if the others are in another collective or the axis has another size."""
         meeting = self._next(op, stream.name, stream.rank)
@@ -116,7 +116,7 @@ class Meetings:
             yield Need(lambda: bool(meeting.ends))
         return meeting.ends[stream.rank]
 
-    def _next(self, op: Op, stream: str, rank: int) -> Meeting:
+    def _next(self, op: Op, stream: str, rank: int) -> Rendezvous:
         size = self._host.mesh.get(op.axis, 1)
         if size != op.ranks:
             raise MismatchError(f"{op.kind} {op.name} is for {op.ranks} ranks; axis {op.axis!r} has {size}")
@@ -125,7 +125,7 @@ class Meetings:
         self._met[op.axis, stream, rank] += 1
         meetings = self._held[op.axis, stream, members]
         if turn == len(meetings):
-            meetings.append(Meeting(op, members))
+            meetings.append(Rendezvous(op, members))
         other = meetings[turn].op
         if (other.kind, other.name, other.shape, other.dtype) != (op.kind, op.name, op.shape, op.dtype):
             raise MismatchError(

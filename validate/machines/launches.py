@@ -44,7 +44,8 @@ class Task:
 @dataclass(slots=True, eq=False, repr=False)
 class Stream:
     """A stream of a program's rank: its launches in order and, while there are any, the task that executes
-    them. `lanes`: for each rank in lockstep, its own first, where the launches run (a rank, or a `Lane`)."""
+    them. `lanes`: for each rank in lockstep, its own first, where the launches run (a rank, or a
+    `RankStream`)."""
 
     rank: int
     name: str
@@ -136,11 +137,11 @@ class Launch:
     # An item has arrived in its inbox `until`: it ends at the next replay boundary, but runs at least once.
     curtailed: bool = False
     # When its first local stage had been queued (None: not yet); the seconds of the launch call.
-    given_s: float | None = None
+    queued_at_s: float | None = None
     took_s: float = 0.0
     # Seconds of that for writing sizes to the device's memory, and the number of these sizes.
-    told_s: float = 0.0
-    sizes_told: int = 0
+    size_write_s: float = 0.0
+    sizes_written: int = 0
 
     def sizes_at(self, replay: int) -> dict[str, int]:
         """Returns the sizes that a replay reads."""

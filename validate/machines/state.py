@@ -59,14 +59,14 @@ class CardState(State, Protocol):
     def reset(self) -> None:
         """Restores the state before the first launch of a run."""
 
-    def told(self, graph: Graph) -> frozenset[str]:
+    def device_sizes(self, graph: Graph) -> frozenset[str]:
         """Returns the sizes that kernels of a graph read in the device's memory (`sizes`)."""
         del graph
         return frozenset()
 
-    def bound(self, graph: Graph) -> frozenset[str]:
+    def captured_sizes(self, graph: Graph) -> frozenset[str]:
         """Returns the sizes with which the ops of a graph are captured: other values need another capture."""
-        return graph.needs - self.told(graph)
+        return graph.needs - self.device_sizes(graph)
 
     def sizes(self, stream: str) -> Mapping[str, Tensor]:
         """Returns int32 tensors by the size that they hold for kernels of a stream, all elements the same."""

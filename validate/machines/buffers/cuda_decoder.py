@@ -117,7 +117,7 @@ class CardDecoderState(CardState):
 
     # -- the interface of the machine on a card ----------------------------------------------------------
 
-    def told(self, graph: Graph) -> frozenset[str]:
+    def device_sizes(self, graph: Graph) -> frozenset[str]:
         """Returns the context, if the graph depends on it."""
         return Decoder.told(graph)
 

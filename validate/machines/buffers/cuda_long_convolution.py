@@ -52,13 +52,13 @@ class CardLongConvolutionState(CardState):
         """Restores the state before the first position."""
         self.inner.reset()
 
-    def told(self, graph: Graph) -> frozenset[str]:
+    def device_sizes(self, graph: Graph) -> frozenset[str]:
         """Same as the model's."""
         return LongConvolution.told(graph)
 
-    def bound(self, graph: Graph) -> frozenset[str]:
+    def captured_sizes(self, graph: Graph) -> frozenset[str]:
         """Returns all sizes that a graph needs, for a step without the position."""
-        return graph.needs - self.told(graph) if graph.kinds <= self._methods.keys() else graph.needs
+        return graph.needs - self.device_sizes(graph) if graph.kinds <= self._methods.keys() else graph.needs
 
     def sizes(self, stream: str) -> Mapping[str, Tensor]:
         """Returns the position, the same for all streams: there is one set of activations."""

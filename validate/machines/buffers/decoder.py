@@ -330,9 +330,10 @@ class DecoderState(State):
 
     `k`, `v`: [layers] of [batch, kv_heads, capacity, head_dim]; `start`: the position of the first token.
     `chosen`: ids [batch] by token, if this rank chose them; `errors`: ||speculated - exact|| / ||exact|| by
-    token and layer, the largest over the sequences; `held`: whether this rank computed the last speculative
-    attention (False: skipped it), `held_at`: the same by token, when its id was chosen. `first`: the op that
-    begins a token; with layers alone it is not the embedding, and x continues from token to token.
+    token and layer, the largest over the sequences; `attended_exactly`: whether this rank computed the last
+    speculative attention (False: skipped it), `attended_exactly_at`: the same by token, when its id was
+    chosen. `first`: the op that begins a token; with layers alone it is not the embedding, and x continues
+    from token to token.
 
     The source of an exchange is the rank that computed x; if both did, one of them from the speculated
     output, it is the rank that attended exactly.
@@ -345,8 +346,8 @@ class DecoderState(State):
     first: str
     chosen: dict[int, Tensor] = field(default_factory=dict)
     errors: dict[tuple[int, int], float] = field(default_factory=dict)
-    held: bool = False
-    held_at: dict[int, bool] = field(default_factory=dict)
+    attended_exactly: bool = False
+    attended_exactly_at: dict[int, bool] = field(default_factory=dict)
     _fresh: bool = False
     _token: int = -1
     _norms: Tensor = field(default_factory=lambda: torch.zeros(0))
@@ -381,7 +382,7 @@ class DecoderState(State):
             self._fresh = True
         if op.kind == "sample":
             self.chosen[self._token] = self.body.ids
-            self.held_at[self._token] = self.held
+            self.attended_exactly_at[self._token] = self.attended_exactly
 
     def skip(self, op: Op) -> None:
         """Passes over an op of a launch that its flag skipped."""
@@ -390,7 +391,7 @@ class DecoderState(State):
         if op.name == "embedding" or op.name in LAYER_ENDS:
             self._fresh = False
         if op.kind == "speculative_attention":
-            self.held = False
+            self.attended_exactly = False
 
     def _turn(self, op: Op) -> None:
         batch = op["tokens"]
@@ -421,7 +422,7 @@ class DecoderState(State):
         exact, speculated, self._norms = run_kernel(op, *self._operands(op))
         self._set_heads(exact)
         self.body.buffers["speculated"] = speculated.flatten(1).to(self.body.activation)
-        self.held = True
+        self.attended_exactly = True
         self._note_error()
 
     def _note_error(self) -> None:
@@ -470,7 +471,7 @@ class DecoderState(State):
 def _exchange(states: Sequence[DecoderState]) -> None:
     """Copies residual stream, and the layer's new K and V, from the rank that holds them to the others."""
     fresh = [state for state in states if state._fresh]
-    holder = next((state for state in fresh if state.held), None) if len(fresh) > 1 else None
+    holder = next((state for state in fresh if state.attended_exactly), None) if len(fresh) > 1 else None
     source = holder or fresh[0]
     inside = source.body.layer < source.body.config.layers
     for state in states:

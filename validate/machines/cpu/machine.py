@@ -29,7 +29,7 @@ from simcore.machine.trace import State as SpanState
 from simcore.ops.op import Graph, Publication, Roofline
 from simcore.sim.host import latest
 from simcore.sim.simulation import WAITS_FOR_EARLIER, WAITS_FOR_SIGNAL, Outcomes, no_floor
-from simcore.validate.machines.cuts import Meeting, Meetings, Segment, met, segments, skipped, units
+from simcore.validate.machines.cuts import Meetings, Rendezvous, Segment, met, segments, skipped, units
 from simcore.validate.machines.host import HostSide, mesh_of
 from simcore.validate.machines.launches import (
     TURN,
@@ -249,7 +249,7 @@ class TorchRun(Device):
 
     # -- ranks that meet, flags ----------------------------------------------------------------------
 
-    def _hold(self, meeting: Meeting) -> None:
+    def _hold(self, meeting: Rendezvous) -> None:
         """Runs the collective of each group of ranks along the axis; the last rank has arrived."""
         for group, leader_of in self._meetings.groups(meeting):
             cause, states, id_ = self.moment(0), [self.states[rank] for rank in group], next(self._ids)

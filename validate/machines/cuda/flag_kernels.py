@@ -1,13 +1,13 @@
 """Decisions that a card makes by itself: small kernels of one program each, between the ops of a launch.
 
-    gate     gate = left (==, !=, >) right          log[n] = gate
-    take     spin until published > turn            log[n + i] = turn; NOTHING if the gate is 0, or GIVEN_UP
-    publish  published += 1
-    settle   flags[target] = a number | a comparison | a verdict,   all from the values of that moment
+    gate         gate = left (==, !=, >) right       log[n] = gate
+    take         spin until published > turn         log[n + i] = turn; NOTHING if the gate is 0, or GIVEN_UP
+    publish      published += 1
+    write_flags  flags[target] = a number | a comparison | a verdict,   all from the values of that moment
 
-If the gate is 0, take only logs, publish does nothing, and settle only passes over its verdicts; publish and
-settle may have no gate. Logs, the copy of the flags, and verdicts are in pinned memory: the host looks at
-them without asking the device. A kernel's writes are there once an event behind it has passed.
+If the gate is 0, take only logs, publish does nothing, and write_flags only passes over its verdicts; publish
+and write_flags may have no gate. Logs, the copy of the flags, and verdicts are in pinned memory: the host
+looks at them without asking the device. A kernel's writes are there once an event behind it has passed.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -28,7 +28,7 @@ COLUMNS = 6
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Words:
+class StreamMemory:
     """Memory of one stream. On the device: `gate` int32 [1]; `cursor` int32 [2], the next places in `log` and
     `given`. Pinned, for the host: `log` and `given` int32 [many], gates and turns, and verdicts."""
 
@@ -67,7 +67,7 @@ def _gate_kernel(
 
 
 def gate(
-    flags: Tensor, words: Words, slots: Mapping[Flag, int], condition: Condition | None, signals: int
+    flags: Tensor, memory: StreamMemory, slots: Mapping[Flag, int], condition: Condition | None, signals: int
 ) -> None:
     """Evaluates a condition into the gate of a stream and takes 1 + `signals` places of its log."""
     left = right = comparison = 0
@@ -77,7 +77,7 @@ def gate(
         with_flag = isinstance(condition.right, Flag)
         right = slots[condition.right] if isinstance(condition.right, Flag) else condition.right
     _gate_kernel[(1,)](
-        flags, words.gate, words.cursor, words.log, left, right,
+        flags, memory.gate, memory.cursor, memory.log, left, right,
         COMPARISON=comparison, WITH_FLAG=with_flag, WIDTH=1 + signals, num_warps=1,
     )  # fmt: skip
 
@@ -100,13 +100,13 @@ def _take_kernel(published_ptr, taken_ptr, gate_ptr, cursor_ptr, log_ptr, error_
 
 
 def take(
-    published: Tensor, taken: Tensor, words: Words, error: Tensor, *, back: int, code: int, most: int
+    published: Tensor, taken: Tensor, memory: StreamMemory, error: Tensor, *, back: int, code: int, most: int
 ) -> None:
     """Waits for the next publication that the rank has not taken and takes it, unless the gate is 0. Logs its
     turn `back` places before the log's cursor. After `most` looks it gives up and writes `code` to
     `error`."""
     _take_kernel[(1,)](
-        published, taken, words.gate, words.cursor, words.log, error, back, code, most, num_warps=1
+        published, taken, memory.gate, memory.cursor, memory.log, error, back, code, most, num_warps=1
     )
 
 
@@ -123,7 +123,7 @@ def publish(published: Tensor, gate: Tensor | None) -> None:
 
 
 @triton.jit
-def _settle_kernel(
+def _write_flags_kernel(
     flags_ptr, seen_ptr, gate_ptr, cursor_ptr, given_ptr, rows_ptr, count,
     GATED: tl.constexpr, VERDICTS: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
@@ -191,11 +191,11 @@ def settings(
     return Settings(ints(rows), verdicts)
 
 
-def settle(flags: Tensor, seen: Tensor, words: Words, found: Settings, *, gated: bool) -> None:
+def write_flags(flags: Tensor, seen: Tensor, memory: StreamMemory, found: Settings, *, gated: bool) -> None:
     """Writes the flags, and the copy that the host sees."""
     count = len(found.rows)
-    _settle_kernel[(1,)](
-        flags, seen, words.gate, words.cursor, words.given, found.rows, count,
+    _write_flags_kernel[(1,)](
+        flags, seen, memory.gate, memory.cursor, memory.given, found.rows, count,
         GATED=gated, VERDICTS=found.verdicts, COLUMNS=COLUMNS, ROWS=triton.next_power_of_2(count),
         num_warps=1,
     )  # fmt: skip

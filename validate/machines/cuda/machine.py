@@ -34,14 +34,14 @@ from simcore.machine.trace import Cause, Trace
 from simcore.ops.op import Graph, Pricer, Roofline
 from simcore.sim.garbage import no_collections
 from simcore.sim.simulation import WAITS_FOR_EARLIER, WAITS_FOR_SIGNAL, Outcomes, no_floor
+from simcore.validate.machines.cuda.cuda_api import CudaApi, seen_together
 from simcore.validate.machines.cuda.flag_kernels import flags_of, settings
-from simcore.validate.machines.cuda.layer import Layer, seen_together
-from simcore.validate.machines.cuda.memory import Memory, Notes
-from simcore.validate.machines.cuda.parts import Arrival, CardTicket, Lane
+from simcore.validate.machines.cuda.memory import Memory, StreamLog
+from simcore.validate.machines.cuda.parts import Arrival, CardTicket, RankStream
 from simcore.validate.machines.cuda.plan import Plan, Stage, plan_key, stages
 from simcore.validate.machines.cuda.records import Clocks, HostMoment, Record, Resolver, SharedOut, Taken
 from simcore.validate.machines.cuda.stages import Nodes, StageQueue, fill, met_behind
-from simcore.validate.machines.cuts import Meeting, Meetings, skipped
+from simcore.validate.machines.cuts import Meetings, Rendezvous, skipped
 from simcore.validate.machines.host import HostSide, mesh_of
 from simcore.validate.machines.launches import (
     TURN,
@@ -75,39 +75,39 @@ class Card:
     def __init__(
         self,
         states: Sequence[Any],
-        layer: Layer,
+        api: CudaApi,
         *,
         mesh: layout.Mesh | None = None,
         lockstep: Sequence[str] = (),
         patience_s: float = PATIENCE_S,
     ) -> None:
         self.mesh = mesh_of(states, mesh)
-        self.states, self.layer, self.lockstep = list(states), layer, tuple(lockstep)
-        self.memory = Memory(layer)
-        self.looks = max(1, int(patience_s / LOOK_S))
+        self.states, self.api, self.lockstep = list(states), api, tuple(lockstep)
+        self.memory = Memory(api)
+        self.max_polls = max(1, int(patience_s / LOOK_S))
         self.plans: dict[Hashable, Plan] = {}
         self._graphs: dict[Graph, Graph] = {}
         self._known: dict[int, tuple[Graph, Graph]] = {}
-        self.lanes: dict[tuple[int, str], Lane] = {}
+        self.lanes: dict[tuple[int, str], RankStream] = {}
         self.shared = SharedOut(self.same, no_floor, no_floor)
         # The text of the wait with each error code, at code - 1.
         self.takers: list[str] = []
-        self.own = layer.stream()
-        self.stage_queue = StageQueue(layer, self.memory, self.mesh, self.states, self.looks)
+        self.own = api.stream()
+        self.stage_queue = StageQueue(api, self.memory, self.mesh, self.states, self.max_polls)
 
-    def lane(self, rank: int, name: str) -> Lane:
+    def lane(self, rank: int, name: str) -> RankStream:
         """Returns a stream of a rank."""
         found = self.lanes.get((rank, name))
         if found is None:
-            found = self.lanes[rank, name] = Lane(rank, name, self.states[rank], self.layer.stream())
+            found = self.lanes[rank, name] = RankStream(rank, name, self.states[rank], self.api.stream())
         return found
 
     def reset(self) -> None:
         """Resets flags, signals, events and lanes for a new run; the states are reset by their owners."""
-        self.layer.reset()
+        self.api.reset()
         self.memory.reset()
         # Zeros are written on a stream that the lanes' streams do not wait for.
-        self.layer.synchronize()
+        self.api.synchronize()
         for lane in self.lanes.values():
             lane.reset()
 
@@ -148,14 +148,14 @@ class CardRun(Device):
     """One run of one program on all ranks of a card; the verbs of `simcore.sim.simulation.Simulation`."""
 
     def __init__(self, card: Card, outcomes: Outcomes, shared: SharedOut, warmup_launches: int = 0) -> None:
-        self.card, self.layer, self.memory = card, card.layer, card.memory
+        self.card, self.api, self.memory = card, card.api, card.memory
         self.mesh, self.states = card.mesh, card.states
         self._stages = card.stage_queue
         self._host = host = HostSide(self, card.mesh, card.lockstep)
         self.trace, self.machines, self.fed_s = host.trace, host.machines, host.fed_s
         self.now, self.feed = host.now, host.feed
         # Stages that were captured in this run, and by how many seconds the looks at the clocks may be wrong.
-        self.fresh, self.clocks_apart_s = 0, 0.0
+        self.fresh, self.clock_error_s = 0, 0.0
         self._submitted: list[Launch] = []
         self._outcomes, self._shared, self.trace.warmup_launches = outcomes, shared, warmup_launches
         self._streams: dict[tuple[int, str], Stream] = {}
@@ -198,22 +198,22 @@ class CardRun(Device):
         before = self._stages.captures
         with torch.inference_mode(), no_collections():
             self.card.reset()
-            first = seen_together(self.layer, self.card.own)
+            first = seen_together(self.api, self.card.own)
             try:
                 self._host.run(program)
             finally:
-                self.layer.synchronize()
+                self.api.synchronize()
             self._check()
-            last = seen_together(self.layer, self.card.own)
-            self.fresh, self.clocks_apart_s = self._stages.captures - before, first[2] + last[2]
+            last = seen_together(self.api, self.card.own)
+            self.fresh, self.clock_error_s = self._stages.captures - before, first[2] + last[2]
             self._resolve(first, last)
-            self.layer.synchronize()
+            self.api.synchronize()
         return self.trace
 
     def _resolve(self, first: tuple[Any, float, float], last: tuple[Any, float, float]) -> None:
         origin_s = self._host.origin_s
         ends = [(event, at_s - origin_s) for event, at_s, _ in (first, last)]
-        clocks = Clocks(self.layer, ends[0], ends[1], self.clocks_apart_s)
+        clocks = Clocks(self.api, ends[0], ends[1], self.clock_error_s)
         resolver = Resolver(self.trace, clocks, self._shared)
         resolver.resolve(self._records)
         self.trace.verbs.update(verbs_of(self._submitted[self.trace.warmup_launches :], resolver.cause))
@@ -223,14 +223,14 @@ class CardRun(Device):
     def _check(self) -> None:
         """Raises DeadlockError if a wait for a signal took too long."""
         if code := self.memory.failed:
-            self.layer.synchronize()
+            self.api.synchronize()
             raise DeadlockError(f"nothing can happen any more: {self.card.takers[code - 1]}")
 
     # -- the interface for the host's side -------------------------------------------------------------
 
     def ticket(self) -> CardTicket:
         """Makes a ticket for a launch."""
-        return CardTicket(self.layer)
+        return CardTicket(self.api)
 
     def go_on(self) -> bool:
         """Queues all that can be queued now. Returns whether there was any."""
@@ -261,11 +261,11 @@ class CardRun(Device):
         self._check()
         return any(self._is_busy(lane) for lane in self.card.lanes.values())
 
-    def _is_busy(self, lane: Lane) -> bool:
+    def _is_busy(self, lane: RankStream) -> bool:
         """Whether a lane has work, or had at the last look: tasks that wait for its end then get a turn."""
         if lane.tail is lane.passed:
             return False
-        if self.layer.done(lane.tail):
+        if self.api.done(lane.tail):
             lane.passed = lane.tail
         return True
 
@@ -278,8 +278,8 @@ class CardRun(Device):
         memory.declared.add(flag)
         if initial:
             memory.seen[slot] = initial
-            self.layer.run(self.card.own, partial(fill, memory.flags[slot : slot + 1], initial))
-            self._written, self._writing = self._written + 1, self.layer.record(self.card.own)
+            self.api.run(self.card.own, partial(fill, memory.flags[slot : slot + 1], initial))
+            self._written, self._writing = self._written + 1, self.api.record(self.card.own)
 
     def value_of(self, flag: Flag) -> int:
         """Returns the value that a flag had when the last kernel that wrote it had ended."""
@@ -310,18 +310,18 @@ class CardRun(Device):
         self._takes[key] += 1
         self._may_take[key] += 1
         lane = self.card.lane(signal.waiter, HOSTS)
-        notes = self.memory.notes(signal.waiter, HOSTS)
-        place = notes.take_places(2)
+        log = self.memory.log(signal.waiter, HOSTS)
+        place = log.take_places(2)
         plan = self.card.plans.get(key)
         if plan is None:
             what = f"host of rank {signal.waiter} waits for signal {signal.name} of rank {signal.source}"
             signals = ((signal.name, signal.source, self.card.code(what)),)
             plan = self.card.plans[key] = Plan((), False, None, signals)
-        self._stages.queue(lane, plan, "take", (), partial(self._stages.head, lane, notes, plan, None), ())
-        event = lane.tail = self.layer.record(lane.stream)
-        if not self.layer.done(event):
-            yield Need(lambda: self.layer.done(event))
-        return Taken(signal.name, signal.source, notes, place + 1)
+        self._stages.queue(lane, plan, "take", (), partial(self._stages.head, lane, log, plan, None), ())
+        event = lane.tail = self.api.record(lane.stream)
+        if not self.api.done(event):
+            yield Need(lambda: self.api.done(event))
+        return Taken(signal.name, signal.source, log, place + 1)
 
     # -- launches ------------------------------------------------------------------------------------------
 
@@ -359,8 +359,8 @@ class CardRun(Device):
                 yield TURN
             if len(queued) == DEPTH:
                 ends = queued.popleft()
-                if not all(map(self.layer.done, ends)):
-                    yield Need(lambda ends=ends: all(map(self.layer.done, ends)))  # type: ignore[misc]
+                if not all(map(self.api.done, ends)):
+                    yield Need(lambda ends=ends: all(map(self.api.done, ends)))  # type: ignore[misc]
             if launch.ticket.stopped or (replay > 0 and launch.curtailed):
                 break
             yield from self._replay(stream, launch, replay)
@@ -391,13 +391,13 @@ class CardRun(Device):
         return self._sent[key[:2]] > self._takes[key]
 
     def _wait(
-        self, stream: Stream, launch: Launch, notes: Notes, plan: Plan, stage: Stage, place: int
+        self, stream: Stream, launch: Launch, log: StreamLog, plan: Plan, stage: Stage, place: int
     ) -> Steps:
         """Queues the gate and the waits for signals. If the publications may not be queued yet, the host
         looks at the gate before it queues a kernel that spins."""
         keys = [(signal.name, signal.source, signal.waiter) for signal in launch.signals]
         leader = stream.lanes[0]
-        head = partial(self._stages.head, leader, notes, plan, launch)
+        head = partial(self._stages.head, leader, log, plan, launch)
         parts: dict[Hashable, Nodes] = {"gate": lambda: head()[:1], "signals": lambda: head()[1:]}
         if launch.when is None:
             yield from self._hold_back(stream, launch)
@@ -406,9 +406,9 @@ class CardRun(Device):
         if any(self._sent[key[:2]] <= self._may_take[key] for key in keys):
             self._stages.alone(stream, plan, "gate", parts["gate"])
             gate = leader.tail
-            if not self.layer.done(gate):
-                yield Need(lambda: self.layer.done(gate))
-            if notes.at(place):
+            if not self.api.done(gate):
+                yield Need(lambda: self.api.done(gate))
+            if log.at(place):
                 yield from self._hold_back(stream, launch)
             self._stages.alone(stream, plan, "signals", parts["signals"])
         else:
@@ -421,14 +421,16 @@ class CardRun(Device):
             self._stages.capture(leader, plan, which, (), nodes, ())
 
     def _plan(self, stream: Stream, launch: Launch, sizes: Mapping[str, int]) -> Plan:
-        bound = {name: sizes[name] for name in sorted(stream.lanes[0].state.bound(launch.graph))}
-        key = plan_key(launch, self.card.same(launch.graph), bound, len(stream.lanes))
-        # Each stream has its own codes and words.
+        captured_sizes = {
+            name: sizes[name] for name in sorted(stream.lanes[0].state.captured_sizes(launch.graph))
+        }
+        key = plan_key(launch, self.card.same(launch.graph), captured_sizes, len(stream.lanes))
+        # Each stream has its own codes and memory.
         found = self.card.plans.get((stream.rank, stream.name, key))
         if found is None:
             for flag in (*launch.sets, *flags_of(launch.when, launch.sets)):
                 self.memory.slot(flag)
-            made = settings(launch.sets, self.memory.slots, self.layer.ints) if launch.sets else None
+            made = settings(launch.sets, self.memory.slots, self.api.ints) if launch.sets else None
             of = f"rank {stream.rank} stream {stream.name}: graph {launch.graph.name}"
             signals = tuple(
                 (s.name, s.source, self.card.code(f"{of} waits for signal {s.name} of rank {s.source}"))
@@ -442,101 +444,101 @@ class CardRun(Device):
     def _replay(self, stream: Stream, launch: Launch, replay: int) -> Steps:
         sizes = launch.sizes_at(replay)
         plan = self._plan(stream, launch, sizes)
-        notes = self.memory.notes(stream.rank, stream.name) if plan.noted or plan.settings else None
+        log = self.memory.log(stream.rank, stream.name) if plan.noted or plan.settings else None
         gate, place = None, 0
-        if notes is not None and plan.noted:
-            place = notes.take_places(1 + len(plan.signals))
-            gate = (notes, place) if plan.gated else None
+        if log is not None and plan.noted:
+            place = log.take_places(1 + len(plan.signals))
+            gate = (log, place) if plan.gated else None
             if gate is not None:
                 launch.ticket.gates.append(gate)
-        if notes is not None and plan.settings is not None and plan.settings.verdicts:
+        if log is not None and plan.settings is not None and plan.settings.verdicts:
             verdicts = [x for x in launch.sets.values() if isinstance(x, Verdict)]
-            notes.give([bool(self._outcomes[x.name](*x.key)) for x in verdicts])
+            log.give([bool(self._outcomes[x.name](*x.key)) for x in verdicts])
         for lane in stream.lanes:
             self._make_ready(lane, launch, sizes, first=replay == 0)
         heads: list[Record | None] = [None] * len(stream.lanes)
         waited: tuple[Any, ...] = launch.after if replay == 0 else ()
         before = [None] * len(stream.lanes)
         if replay == 0 and plan.stages[0].kind == "local":
-            before = [self.layer.record(lane.stream) for lane in stream.lanes]
+            before = [self.api.record(lane.stream) for lane in stream.lanes]
         for stage in plan.stages:
             if stage.kind == "collective":
                 yield from self._meet(Arrival(stream, launch, plan, stage, replay, gate, heads, waited))
-            elif notes is not None and stage.kind == "wait":
-                yield from self._wait(stream, launch, notes, plan, stage, place)
+            elif log is not None and stage.kind == "wait":
+                yield from self._wait(stream, launch, log, plan, stage, place)
                 turns = range(place + 1, place + 1 + len(plan.signals))
                 waited += tuple(
-                    [Taken(s[0], s[1], notes, at) for s, at in zip(plan.signals, turns, strict=True)]
+                    [Taken(s[0], s[1], log, at) for s, at in zip(plan.signals, turns, strict=True)]
                 )
                 before = [lane.tail for lane in stream.lanes]
                 continue
-            elif notes is not None and stage.kind == "settle":
-                self._stages.alone(stream, plan, stage.index, partial(self._settling, notes, plan))
+            elif log is not None and stage.kind == "write_flags":
+                self._stages.alone(stream, plan, stage.index, partial(self._flag_writes, log, plan))
             else:
                 for i, lane in enumerate(stream.lanes):
-                    record = self._stage(lane, launch, notes, plan, stage, replay, sizes)
+                    record = self._stage(lane, launch, log, plan, stage, replay, sizes)
                     record.before, record.gate, record.head = before[i], gate, heads[i]
                     record.waited += waited
                     heads[i] = heads[i] or record
             before, waited = [None] * len(stream.lanes), ()
         launch.ticket.replays += 1
 
-    def _make_ready(self, lane: Lane, launch: Launch, sizes: Mapping[str, int], *, first: bool) -> None:
+    def _make_ready(self, lane: RankStream, launch: Launch, sizes: Mapping[str, int], *, first: bool) -> None:
         """Makes a lane wait for tickets and first values of flags; writes the sizes that kernels read."""
-        layer = self.layer
+        api = self.api
         if first:
             for ticket in launch.after:
                 for rank, event in getattr(ticket, "ends", {}).items():
                     if event is not lane.tail and (rank == lane.rank or lane.rank not in ticket.ends):
-                        layer.wait(lane.stream, event)
+                        api.wait(lane.stream, event)
         if lane.flags_seen < self._written:
-            layer.wait(lane.stream, self._writing)
+            api.wait(lane.stream, self._writing)
             lane.flags_seen = self._written
-        told = lane.state.told(launch.graph)
-        if told:
+        device_sizes = lane.state.device_sizes(launch.graph)
+        if device_sizes:
             tensors = lane.state.sizes(lane.name)
-            for name in told:
+            for name in device_sizes:
                 value, tensor = sizes[name], tensors[name]
                 place = tensor.data_ptr()
                 if self._sizes.get(place) != value:
                     begun_s = self.now()
-                    layer.run(lane.stream, partial(fill, tensor, value))
+                    api.run(lane.stream, partial(fill, tensor, value))
                     self._sizes[place] = value
                     if not launch.took_s:
-                        launch.told_s += self.now() - begun_s
+                        launch.size_write_s += self.now() - begun_s
                         # Only the leader's are counted: the time covers all ranks in lockstep.
-                        launch.sizes_told += lane.rank == launch.rank
+                        launch.sizes_written += lane.rank == launch.rank
 
     # -- stages --------------------------------------------------------------------------------------------
 
     def _stage(
         self,
-        lane: Lane,
+        lane: RankStream,
         launch: Launch,
-        notes: Notes | None,
+        log: StreamLog | None,
         plan: Plan,
         stage: Stage,
         replay: int,
         sizes: Mapping[str, int],
     ) -> Record:
         """Queues a local stage or a put."""
-        queued_s, states = self.now(), [lane.state]
+        queued_from_s, states = self.now(), [lane.state]
         if stage.publication is not None:
             other = layout.along(self.mesh, lane.rank, stage.publication.put.axis, 1)
             states.append(self.states[other])
             if lane.rank in self._wires:
                 # A rank has one wire: what another of its streams has put there goes first.
-                self.layer.wait(lane.stream, self._wires[lane.rank].after)
-        nodes = partial(self._stages.nodes, lane, launch, notes, plan, stage)
+                self.api.wait(lane.stream, self._wires[lane.rank].after)
+        nodes = partial(self._stages.nodes, lane, launch, log, plan, stage)
         self._stages.queue(lane, plan, stage.index, states, nodes, stage.ops)
-        given_s = self.now()
-        if launch.given_s is None:
-            launch.given_s = given_s
+        queued_at_s = self.now()
+        if launch.queued_at_s is None:
+            launch.queued_at_s = queued_at_s
         wire = stage.publication is not None
         record = Record(
             next(self._ids), launch, lane.rank, "wire" if wire else launch.stream, "wire" if wire else "run",
-            replay, stage.first, len(stage.ops), sizes, queued_s, given_s, self.layer.record(lane.stream),
-            earlier=lane.last, publication=stage.publication,
+            replay, stage.first, len(stage.ops), sizes, queued_from_s, queued_at_s,
+            self.api.record(lane.stream), earlier=lane.last, publication=stage.publication,
         )  # fmt: skip
         if stage.publication is not None:
             self._sent[stage.publication.signal, lane.rank] += 1
@@ -549,73 +551,75 @@ class CardRun(Device):
     # -- ranks that meet -----------------------------------------------------------------------------------
 
     def _meet(self, at: Arrival) -> Steps:
-        at.events = [self.layer.record(lane.stream) for lane in at.stream.lanes]
+        at.events = [self.api.record(lane.stream) for lane in at.stream.lanes]
         for lane, event in zip(at.stream.lanes, at.events, strict=True):
             lane.tail = event
         return self._meetings.meet(at.stage.ops[0], at.stream, at, self._hold)
 
-    def _hold(self, meeting: Meeting) -> None:
+    def _hold(self, meeting: Rendezvous) -> None:
         """Runs the collective of each group of ranks along the axis; the last rank has arrived."""
         arrivals: Mapping[int, Arrival] = meeting.arrived
         holders = [self._hold_group(arrivals, *each) for each in self._meetings.groups(meeting)]
-        settling = [at for at in arrivals.values() if at.settles]
-        if settling:
-            self._settle_together(settling, list(arrivals.values()), holders)
+        writers = [at for at in arrivals.values() if at.writes_flags]
+        if writers:
+            self._write_flags_together(writers, list(arrivals.values()), holders)
         meeting.ends.update(dict.fromkeys(arrivals, True))
 
     def _hold_group(
         self, arrivals: Mapping[int, Arrival], group: tuple[int, ...], leader_of: Mapping[int, int]
-    ) -> Lane:
+    ) -> RankStream:
         """Queues one group's collective on the stream of its first rank; returns that lane."""
         came = [arrivals[leader_of[rank]] for rank in group]
         places = [
             [lane.rank for lane in at.stream.lanes].index(rank) for at, rank in zip(came, group, strict=True)
         ]
-        lanes: list[Lane] = [at.stream.lanes[place] for at, place in zip(came, places, strict=True)]
+        lanes: list[RankStream] = [at.stream.lanes[place] for at, place in zip(came, places, strict=True)]
         holder, first = lanes[0], came[0]
         for at, place in zip(came[1:], places[1:], strict=True):
-            self.layer.wait(holder.stream, at.events[place])
-        before, queued_s = self.layer.record(holder.stream), self.now()
+            self.api.wait(holder.stream, at.events[place])
+        before, queued_from_s = self.api.record(holder.stream), self.now()
         states, op = [self.states[rank] for rank in group], first.stage.ops[0]
-        gate = first.gate[0].words.gate if first.gate is not None else None
+        gate = first.gate[0].memory.gate if first.gate is not None else None
         nodes: Nodes = lambda: [partial(met_behind, gate, states, op)]  # noqa: E731
         self._stages.queue(holder, first.plan, first.stage.index, states, nodes, ())
-        given_s = self.now()
+        queued_at_s = self.now()
         for state in states:
             skipped(state, [op])
-        after, number = self.layer.record(holder.stream), next(self._met)
+        after, number = self.api.record(holder.stream), next(self._met)
         waited = tuple([lane.last for lane in lanes]) + tuple(x for at in came for x in at.waited)
         for rank, at, place, lane in zip(group, came, places, lanes, strict=True):
             record = Record(
                 next(self._ids), at.launch, rank, at.stream.name, "collective", at.replay, at.stage.first, 1,
-                at.launch.sizes_at(at.replay), queued_s, given_s, after, before, lane.last, waited, at.gate,
-                at.heads[place], meeting=number, members=group,
+                at.launch.sizes_at(at.replay), queued_from_s, queued_at_s, after, before, lane.last, waited,
+                at.gate, at.heads[place], meeting=number, members=group,
             )  # fmt: skip
             at.heads[place] = at.heads[place] or record
             if lane is not holder:
-                self.layer.wait(lane.stream, after)
+                self.api.wait(lane.stream, after)
             lane.last, lane.tail = record, after
             self._records.append(record)
         return holder
 
-    def _settle_together(
-        self, settling: Sequence[Arrival], all_: Sequence[Arrival], holders: Sequence[Lane]
+    def _write_flags_together(
+        self, writers: Sequence[Arrival], all_: Sequence[Arrival], holders: Sequence[RankStream]
     ) -> None:
         """Writes the flags of all launches that end with a collective, before any of its ranks goes on."""
         holder = holders[0]
         for other in holders[1:]:
-            self.layer.wait(holder.stream, other.tail)
-        for at in settling:
-            notes = self.memory.notes(at.stream.rank, at.stream.name)
-            self._stages.queue(holder, at.plan, "settle", (), partial(self._settling, notes, at.plan), ())
-        event = self.layer.record(holder.stream)
+            self.api.wait(holder.stream, other.tail)
+        for at in writers:
+            log = self.memory.log(at.stream.rank, at.stream.name)
+            self._stages.queue(
+                holder, at.plan, "write_flags", (), partial(self._flag_writes, log, at.plan), ()
+            )
+        event = self.api.record(holder.stream)
         for lane in (lane for at in all_ for lane in at.stream.lanes):
             if lane is not holder:
-                self.layer.wait(lane.stream, event)
+                self.api.wait(lane.stream, event)
             lane.tail = event
 
-    def _settling(self, notes: Notes, plan: Plan) -> list[Callable[[], object]]:
-        return [self._stages.settle(notes, plan)]
+    def _flag_writes(self, log: StreamLog, plan: Plan) -> list[Callable[[], object]]:
+        return [self._stages.write_flags(log, plan)]
 
 
 def verbs_of(launches: Sequence[Launch], cause: Callable[[Any], Cause]) -> dict[str, float]:
@@ -631,16 +635,16 @@ def verbs_of(launches: Sequence[Launch], cause: Callable[[Any], Cause]) -> dict[
             if ended_s >= idle_s.get(rank, 0.0):
                 back_s.append(max(0.0, launch.issued_s - ended_s))
         waited[rank], idle_s[rank] = since, launch.issued_s + launch.took_s
-    left_s = [x.issued_s + x.took_s - x.given_s for x in launches if x.given_s is not None]
+    left_s = [x.issued_s + x.took_s - x.queued_at_s for x in launches if x.queued_at_s is not None]
     # Launches that were held back are given to the device after their calls.
     left_s = [seconds for seconds in left_s if seconds >= 0.0]
-    bare_s, told = [x.took_s - x.told_s for x in launches], sum(x.sizes_told for x in launches)
+    bare_s, written = [x.took_s - x.size_write_s for x in launches], sum(x.sizes_written for x in launches)
     each = {"launch_s": bare_s, "return_s": left_s, "wait_s": back_s}
     found = {name: fmean(seconds) for name, seconds in each.items() if seconds}
     if bare_s:
         # The mean of launches includes the host time of kernels.
         found["launch_kernel_s"] = 0.0
-    return {**found, "size_s": sum(x.told_s for x in launches) / told} if told else found
+    return {**found, "size_s": sum(x.size_write_s for x in launches) / written} if written else found
 
 
 def _is_queued(ticket: Any) -> bool:

@@ -12,35 +12,35 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from simcore.machine.machine import Flag
-from simcore.validate.machines.cuda.flag_kernels import Words
-from simcore.validate.machines.cuda.layer import Layer
+from simcore.validate.machines.cuda.cuda_api import CudaApi
+from simcore.validate.machines.cuda.flag_kernels import StreamMemory
 
 MOST_FLAGS = MOST_COUNTERS = 4096
 # The most gates and turns in the log of one stream in one run, and the most verdicts.
-MOST_NOTES = 1 << 18
+MOST_ENTRIES = 1 << 18
 
 
-class Notes:
-    """The words of a stream, and the host's position in them: `logged` places of the log given to launches,
+class StreamLog:
+    """A stream's memory, and the host's position in it: `logged` places of the log given to launches,
     `given` verdicts written."""
 
-    def __init__(self, words: Words) -> None:
-        self.words, self.logged, self.given = words, 0, 0
+    def __init__(self, memory: StreamMemory) -> None:
+        self.memory, self.logged, self.given = memory, 0, 0
         # The same memory in numpy: an access through torch takes longer.
-        self._log: NDArray[np.int32] = words.log.numpy()
-        self._given: NDArray[np.int32] = words.given.numpy()
+        self._log: NDArray[np.int32] = memory.log.numpy()
+        self._given: NDArray[np.int32] = memory.given.numpy()
 
     def take_places(self, count: int) -> int:
         """Returns the first of `count` places of the log. Raises RuntimeError if the log is full."""
         first, self.logged = self.logged, self.logged + count
-        if self.logged > MOST_NOTES:
-            raise RuntimeError(f"more than {MOST_NOTES:,} gates and signals on one stream in one run")
+        if self.logged > MOST_ENTRIES:
+            raise RuntimeError(f"more than {MOST_ENTRIES:,} gates and signals on one stream in one run")
         return first
 
     def give(self, verdicts: list[bool]) -> None:
         """Writes the verdicts of the next launch that has any. Raises RuntimeError if no room is left."""
-        if self.given + len(verdicts) > MOST_NOTES:
-            raise RuntimeError(f"more than {MOST_NOTES:,} verdicts on one stream in one run")
+        if self.given + len(verdicts) > MOST_ENTRIES:
+            raise RuntimeError(f"more than {MOST_ENTRIES:,} verdicts on one stream in one run")
         for verdict in verdicts:
             self._given[self.given] = verdict
             self.given += 1
@@ -53,15 +53,15 @@ class Notes:
 class Memory:
     """All flags and signals of a machine's ranks; addresses stay, because captured graphs contain them."""
 
-    def __init__(self, layer: Layer) -> None:
-        self.layer = layer
-        self.flags, self.seen = layer.zeros(MOST_FLAGS), layer.host_zeros(MOST_FLAGS)
-        self.counters, self.error = layer.zeros(MOST_COUNTERS), layer.host_zeros(1)
+    def __init__(self, api: CudaApi) -> None:
+        self.api = api
+        self.flags, self.seen = api.zeros(MOST_FLAGS), api.host_zeros(MOST_FLAGS)
+        self.counters, self.error = api.zeros(MOST_COUNTERS), api.host_zeros(1)
         self._error: NDArray[np.int32] = self.error.numpy()
         self.slots: dict[Flag, int] = {}
         self.declared: set[Flag] = set()
         self._places: dict[Hashable, int] = {}
-        self._notes: dict[Hashable, Notes] = {}
+        self._logs: dict[Hashable, StreamLog] = {}
 
     def slot(self, flag: Flag) -> int:
         """Returns the slot of a flag. Raises RuntimeError if there are too many flags."""
@@ -77,17 +77,17 @@ class Memory:
             raise RuntimeError(f"more than {MOST_COUNTERS:,} signals and their takers")
         return self.counters[place : place + 1]
 
-    def notes(self, *stream: Hashable) -> Notes:
-        """Returns the words of a stream."""
-        if stream not in self._notes:
-            words = Words(
-                self.layer.zeros(1),
-                self.layer.zeros(2),
-                self.layer.host_zeros(MOST_NOTES),
-                self.layer.host_zeros(MOST_NOTES),
+    def log(self, *stream: Hashable) -> StreamLog:
+        """Returns the log of a stream."""
+        if stream not in self._logs:
+            memory = StreamMemory(
+                self.api.zeros(1),
+                self.api.zeros(2),
+                self.api.host_zeros(MOST_ENTRIES),
+                self.api.host_zeros(MOST_ENTRIES),
             )
-            self._notes[stream] = Notes(words)
-        return self._notes[stream]
+            self._logs[stream] = StreamLog(memory)
+        return self._logs[stream]
 
     @property
     def failed(self) -> int:
@@ -99,7 +99,7 @@ class Memory:
         for tensor in (self.flags, self.seen, self.counters, self.error):
             tensor.zero_()
         self.declared.clear()
-        for notes in self._notes.values():
-            notes.words.gate.zero_()
-            notes.words.cursor.zero_()
-            notes.logged = notes.given = 0
+        for log in self._logs.values():
+            log.memory.gate.zero_()
+            log.memory.cursor.zero_()
+            log.logged = log.given = 0

@@ -1,19 +1,19 @@
-"""Objects by which the machine on a card follows its work: lanes, tickets, arrivals at collectives."""
+"""Objects by which the machine on a card follows its work: streams of ranks, tickets, arrivals."""
 
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Any
 
-from simcore.validate.machines.cuda.layer import Layer
-from simcore.validate.machines.cuda.memory import Notes
+from simcore.validate.machines.cuda.cuda_api import CudaApi
+from simcore.validate.machines.cuda.memory import StreamLog
 from simcore.validate.machines.cuda.plan import Plan, Stage
 from simcore.validate.machines.cuda.records import Record
 from simcore.validate.machines.launches import Launch, Need, Steps, Stream
 
 
 @dataclass(slots=True, eq=False)
-class Lane:
-    """A CUDA stream of one rank and the last work queued on it."""
+class RankStream:
+    """A lane: a CUDA stream of one rank and the last work queued on it."""
 
     rank: int
     name: str
@@ -36,11 +36,11 @@ class Lane:
 class CardTicket:
     """A launch's ticket. `ends`: the event behind its last replay by rank; `records`: the last of each."""
 
-    layer: Layer
+    api: CudaApi
     replays: int = 0
     stopped: bool = False
     issued: bool = False
-    gates: list[tuple[Notes, int]] = field(default_factory=list)
+    gates: list[tuple[StreamLog, int]] = field(default_factory=list)
     ends: dict[int, Any] = field(default_factory=dict)
     records: list[Record] = field(default_factory=list)
     _done: bool = False
@@ -48,7 +48,7 @@ class CardTicket:
     @property
     def ran(self) -> int:
         """How many replays ran; valid after a wait for the ticket."""
-        return sum(notes.at(place) for notes, place in self.gates) if self.gates else self.replays
+        return sum(log.at(place) for log, place in self.gates) if self.gates else self.replays
 
     @property
     def end(self) -> "CardTicket | None":
@@ -62,7 +62,7 @@ class CardTicket:
     def is_done(self) -> bool:
         """Whether all its work has been queued and has ended."""
         if not self._done and self.issued:
-            self._done = all(self.layer.done(event) for event in self.ends.values())
+            self._done = all(self.api.done(event) for event in self.ends.values())
         return self._done
 
     def done(self) -> Steps:
@@ -82,12 +82,12 @@ class Arrival:
     plan: Plan
     stage: Stage
     replay: int
-    gate: tuple[Notes, int] | None
+    gate: tuple[StreamLog, int] | None
     heads: list[Record | None]
     waited: tuple[Any, ...]
     events: list[Any] = field(default_factory=list)
 
     @property
-    def settles(self) -> bool:
+    def writes_flags(self) -> bool:
         """Whether its flags are written at the end of this collective."""
-        return self.plan.settles_in_meeting and self.stage is self.plan.stages[-1]
+        return self.plan.writes_flags_in_meeting and self.stage is self.plan.stages[-1]

@@ -1,10 +1,10 @@
 """A launch cut into stages, each of which is captured once and replayed.
 
-    [wait]  local | collective | wire  ...  [settle]
+    [wait]  local | collective | wire  ...  [write_flags]
 
 wait: evaluates the gate and takes signals. It is a stage of its own if there are signals, if several ranks
 run in lockstep or if a collective comes first; else the gate is the first node of what follows. wire: puts
-what is published to the next rank. settle: writes the flags, as the last node of the last stage, or for
+what is published to the next rank. write_flags: writes the flags, as the last node of the last stage, or for
 several ranks in lockstep as a stage of its own; if a collective is last, its holder writes the flags of all.
 """
 
@@ -17,13 +17,13 @@ from simcore.validate.machines.cuda.flag_kernels import Settings, keyless
 from simcore.validate.machines.cuts import Segment, segments
 from simcore.validate.machines.launches import Launch
 
-Kind = Literal["wait", "local", "collective", "wire", "settle"]
+Kind = Literal["wait", "local", "collective", "wire", "write_flags"]
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
     """Part `index` of a plan: local ops from op `first` of the graph on, a collective or a put; ops are bound
-    as they are captured. `gates`: its first node is the gate; `settles`: its last node writes the flags."""
+    as they are captured. `gates`: its first node is the gate; `writes_flags`: its last node writes them."""
 
     index: int
     kind: Kind
@@ -31,7 +31,7 @@ class Stage:
     ops: tuple[Op, ...] = ()
     publication: Publication | None = None
     gates: bool = False
-    settles: bool = False
+    writes_flags: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -52,15 +52,15 @@ class Plan:
         return self.gated or bool(self.signals)
 
     @property
-    def settles_in_meeting(self) -> bool:
+    def writes_flags_in_meeting(self) -> bool:
         """Whether the flags are written when the last stage, a collective, ends."""
         return self.settings is not None and self.stages[-1].kind == "collective"
 
 
-def plan_key(launch: Launch, graph: Graph, bound: Mapping[str, int], lanes: int) -> Hashable:
+def plan_key(launch: Launch, graph: Graph, captured_sizes: Mapping[str, int], lanes: int) -> Hashable:
     """Returns the key of a plan: the graph, the captured sizes, and all else that its stages depend on."""
     signals = tuple([(signal.name, signal.source) for signal in launch.signals])
-    return id(graph), tuple(bound.values()), launch.when, keyless(launch.sets), signals, lanes
+    return id(graph), tuple(captured_sizes.values()), launch.when, keyless(launch.sets), signals, lanes
 
 
 def stages(launch: Launch, sizes: Mapping[str, int], lanes: int) -> tuple[Stage, ...]:
@@ -82,9 +82,9 @@ def stages(launch: Launch, sizes: Mapping[str, int], lanes: int) -> tuple[Stage,
             found.insert(0, Stage(0, "wait", gates=True))
     if launch.sets and found[-1].kind != "collective":
         if lanes > 1:
-            found.append(Stage(0, "settle", settles=True))
+            found.append(Stage(0, "write_flags", writes_flags=True))
         else:
-            found[-1] = replace(found[-1], settles=True)
+            found[-1] = replace(found[-1], writes_flags=True)
     return tuple(replace(stage, index=i) for i, stage in enumerate(found))
 
 

@@ -24,8 +24,8 @@ from simcore.machine.trace import Cause, Mark, PricedOp, Span, Trace
 from simcore.machine.trace import State as SpanState
 from simcore.ops.op import Graph, Op, Pricer, Publication, Roofline
 from simcore.sim.host import latest
-from simcore.validate.machines.cuda.layer import Layer
-from simcore.validate.machines.cuda.memory import Notes
+from simcore.validate.machines.cuda.cuda_api import CudaApi
+from simcore.validate.machines.cuda.memory import StreamLog
 from simcore.validate.machines.launches import Launch, TorchTicket, measured
 
 # Events further apart than this are timed from an event in between: the driver has single precision.
@@ -56,7 +56,7 @@ class Taken:
 
     name: str
     source: int
-    notes: Notes
+    log: StreamLog
     place: int
 
 
@@ -64,10 +64,10 @@ class Taken:
 class Record:
     """One queued stretch of one stream of one rank: ops `first` to `first + count - 1` of a launch's graph at
     `sizes`, between two events. `before` is None if it starts at the end of the work before it. The host
-    queued it from `queued_s` to `given_s`. `gate`: the log entry that says whether it ran, one for all
-    records of its replay; `head`: the first of these; `until_s`: the end of all of them if they were skipped.
-    `waited`: what it waited for besides the record `earlier` of its stream; for a collective, what all its
-    ranks did."""
+    queued it from `queued_from_s` to `queued_at_s`. `gate`: the log entry that says whether it ran, one for
+    all records of its replay; `head`: the first of these; `until_s`: the end of all of them if they were
+    skipped. `waited`: what it waited for besides the record `earlier` of its stream; for a collective, what
+    all its ranks did."""
 
     id: int
     launch: Launch
@@ -78,13 +78,13 @@ class Record:
     first: int
     count: int
     sizes: Mapping[str, int]
-    queued_s: float
-    given_s: float
+    queued_from_s: float
+    queued_at_s: float
     after: Any
     before: Any = None
     earlier: "Record | None" = None
     waited: tuple[Any, ...] = ()
-    gate: tuple[Notes, int] | None = None
+    gate: tuple[StreamLog, int] | None = None
     head: "Record | None" = None
     publication: Publication | None = None
     meeting: int | None = None
@@ -102,24 +102,24 @@ class Record:
 
 class Clocks:
     """Times of events in seconds since the run began. `first`, `last`: (event, host's seconds), together
-    wrong by at most `apart_s`; a difference of the clocks that this explains is not taken for a drift."""
+    wrong by at most `clock_error_s`; a difference of the clocks that this explains is no drift."""
 
     def __init__(
-        self, layer: Layer, first: tuple[Any, float], last: tuple[Any, float], apart_s: float
+        self, api: CudaApi, first: tuple[Any, float], last: tuple[Any, float], clock_error_s: float
     ) -> None:
-        self.layer, self.first, self.apart_s = layer, first, apart_s
+        self.api, self.first, self.clock_error_s = api, first, clock_error_s
         self._near, self._near_s = first[0], 0.0
         self._known: dict[int, float] = {}
         self._rate, self._later_s = 1.0, 0.0
         card_s, host_s = self.on_card(last[0]), last[1] - first[1]
-        if card_s > 0.0 and abs(host_s - card_s) > apart_s:
+        if card_s > 0.0 and abs(host_s - card_s) > clock_error_s:
             self._rate = host_s / card_s
 
     def on_card(self, event: Any) -> float:
         """Returns the seconds from the first look to an event, by the card's clock."""
         found = self._known.get(id(event))
         if found is None:
-            apart_s = self.layer.elapsed_s(self._near, event)
+            apart_s = self.api.elapsed_s(self._near, event)
             found = self._known[id(event)] = self._near_s + apart_s
             if abs(apart_s) > NEAR_S:
                 self._near, self._near_s = event, found
@@ -132,7 +132,7 @@ class Clocks:
     def move(self, seconds: float) -> None:
         """Makes all events pass later by `seconds`, but at most by twice the possible error of the looks at
         the clocks: once for the looks, once for the drift."""
-        self._later_s += min(seconds, 2.0 * self.apart_s)
+        self._later_s += min(seconds, 2.0 * self.clock_error_s)
 
 
 @dataclass(slots=True, eq=False)
@@ -202,10 +202,10 @@ class Resolver:
     def _early_s(self, record: Record) -> float:
         """Returns by how much a record's events seem to pass before the host began to queue them, or 0. The
         looks at the clocks are wrong by at least that: by a time slice if other processes use the card."""
-        ends_s = record.queued_s - self.clocks.at(record.after)
+        ends_s = record.queued_from_s - self.clocks.at(record.after)
         if record.before is None:
             return max(0.0, ends_s + (0.0 if record.skipped else self._floor_s(record)))
-        return max(0.0, ends_s, record.queued_s - self.clocks.at(record.before))
+        return max(0.0, ends_s, record.queued_from_s - self.clocks.at(record.before))
 
     def cause(self, moment: Any) -> Cause:
         """Returns a moment of any kind as a cause: of several ends, and of a launch's records, the last."""
@@ -213,7 +213,7 @@ class Resolver:
             case HostMoment():
                 return Cause(self.cause(moment.since).span, moment.at_s, host=True)
             case Taken():
-                turn = moment.notes.at(moment.place)
+                turn = moment.log.at(moment.place)
                 wires = self.published.get((moment.name, moment.source), [])
                 return self.cause(wires[turn]) if 0 <= turn < len(wires) else Cause(None, 0.0)
             case Record():
@@ -244,13 +244,13 @@ class Resolver:
         device, issued_s = self._last_waited(record), record.launch.issued_s
         if record.meeting is not None:
             issued_s = self._issued_s[record.meeting]
-        if device.span is not None and device.at_s >= max(record.given_s, issued_s):
+        if device.span is not None and device.at_s >= max(record.queued_at_s, issued_s):
             record.start_s, record.cause = device.at_s, device
         else:
-            came_s = record.queued_s if record.before is None else self.clocks.at(record.before)
+            came_s = record.queued_from_s if record.before is None else self.clocks.at(record.before)
             earliest_s = max(came_s, device.at_s, issued_s)
             # If a graph takes long to queue, the card may begin it while the host still does.
-            record.start_s = max(earliest_s, min(record.given_s, record.end_s - self._floor_s(record)))
+            record.start_s = max(earliest_s, min(record.queued_at_s, record.end_s - self._floor_s(record)))
             record.cause = Cause(self.cause(record.launch.since).span, record.start_s, host=True)
         record.end_s = max(record.end_s, record.start_s)
         if record.meeting is not None:

@@ -25,7 +25,7 @@ from simcore.sim.runs import Run, Setup
 from simcore.sim.simulation import Route
 from simcore.validate.benchmarks.timing import version_of
 from simcore.validate.calibration.cuda_host import host_costs
-from simcore.validate.machines.cuda.layer import CudaLayer, Layer
+from simcore.validate.machines.cuda.cuda_api import CudaApi, TorchCudaApi
 from simcore.validate.machines.cuda.machine import Card, CardRun
 from simcore.validate.machines.cuda.states import SEED, CardStates
 from simcore.validate.machines.here import reported
@@ -56,7 +56,7 @@ class _Case:
         with torch.inference_mode():
             for state in self.card.states:
                 state.reset()
-        self.card.layer.synchronize()
+        self.card.api.synchronize()
 
 
 class CountedRun:
@@ -142,13 +142,13 @@ def _held_bytes() -> tuple[int, int]:
 
 @dataclass
 class RealCard:
-    """Starts runs on a card and keeps the traces of each case, which is run `repeats` times. `layer` makes
-    the layer of a `Card`; `at_pace`: whether the host was at its pace before and after each run that counts
+    """Starts runs on a card and keeps the traces of each case, which is run `repeats` times. `api` makes
+    the api of a `Card`; `at_pace`: whether the host was at its pace before and after each run that counts
     (`simcore.validate.timing.pace`); `memory`: how the card's memory is taken, in words."""
 
     repeats: int
     states: CardStates
-    layer: Callable[[], Layer] = CudaLayer
+    api: Callable[[], CudaApi] = TorchCudaApi
     started: dict[str, list[Trace]] = field(default_factory=dict)
     at_pace: list[bool] = field(default_factory=list)
     memory: str = ""
@@ -182,7 +182,7 @@ class RealCard:
         """Returns the times of verbs in the reported run of a case; for verbs that it did not use, their
         times in a loop (`simcore.validate.calibration.cuda_host`)."""
         if self._in_loops is None:
-            self._in_loops = host_costs(self.layer())
+            self._in_loops = host_costs(self.api())
         runs = self.started.get(case)
         traces = reported({case: runs}) if runs else []
         return {**self._in_loops, **traces[0].verbs} if traces else self._in_loops
@@ -223,7 +223,7 @@ class RealCard:
             self._case = None
             _collect()
             with _memory_of(title):
-                card = Card(self.states.of(setup), self.layer(), mesh=mesh, lockstep=lockstep)
+                card = Card(self.states.of(setup), self.api(), mesh=mesh, lockstep=lockstep)
             # Frees the memory in which states were drawn, before small lasting objects are put there.
             _collect()
             self._case = _Case(key, card)

@@ -14,9 +14,9 @@ from torch import Tensor
 from simcore.kernels.streams import gated, one_stream
 from simcore.machine import mesh as layout
 from simcore.ops.op import Op, Publication
-from simcore.validate.machines.cuda.layer import Layer
-from simcore.validate.machines.cuda.memory import Memory, Notes
-from simcore.validate.machines.cuda.parts import Lane
+from simcore.validate.machines.cuda.cuda_api import CudaApi
+from simcore.validate.machines.cuda.memory import Memory, StreamLog
+from simcore.validate.machines.cuda.parts import RankStream
 from simcore.validate.machines.cuda.plan import Plan, Stage
 from simcore.validate.machines.cuts import met, skipped, units
 from simcore.validate.machines.launches import Launch, Stream
@@ -26,18 +26,18 @@ Nodes = Callable[[], list[Callable[[], object]]]
 
 
 class StageQueue:
-    """Queues stages. `looks`: how often a launch looks for its signal before it gives up; `captures`: how
+    """Queues stages. `max_polls`: how often a launch looks for its signal before it gives up; `captures`: how
     many stages were captured."""
 
     def __init__(
-        self, layer: Layer, memory: Memory, mesh: layout.Mesh, states: Sequence[Any], looks: int
+        self, api: CudaApi, memory: Memory, mesh: layout.Mesh, states: Sequence[Any], max_polls: int
     ) -> None:
-        self.layer, self.memory, self.mesh, self.states, self.looks = layer, memory, mesh, states, looks
+        self.api, self.memory, self.mesh, self.states, self.max_polls = api, memory, mesh, states, max_polls
         self.captures = 0
 
     def queue(
         self,
-        lane: Lane,
+        lane: RankStream,
         plan: Plan,
         which: Hashable,
         states: Sequence[Any],
@@ -48,16 +48,16 @@ class StageQueue:
         keys = tuple([state.key() for state in states])
         found = plan.captured.get((which, lane.rank, lane.name, keys))
         if found is None:
-            self.layer.run(lane.stream, _call(lane, states, keys, nodes()))
+            self.api.run(lane.stream, _call(lane, states, keys, nodes()))
             found = self.capture(lane, plan, which, states, nodes, ops)
         else:
-            self.layer.run(lane.stream, found[0])
+            self.api.run(lane.stream, found[0])
         if states:
             states[0].restore(found[1])
 
     def capture(
         self,
-        lane: Lane,
+        lane: RankStream,
         plan: Plan,
         which: Hashable,
         states: Sequence[Any],
@@ -72,7 +72,7 @@ class StageQueue:
             replay: Callable[[], object] = _nothing
             if made:
                 # torch warns of a graph without nodes.
-                replay = self.layer.captured(lane.stream, _call(lane, states, keys, made))
+                replay = self.api.captured(lane.stream, _call(lane, states, keys, made))
                 self.captures += 1
             plan.captured[key] = replay, None
             if states:
@@ -82,47 +82,51 @@ class StageQueue:
         return plan.captured[key]
 
     def nodes(
-        self, lane: Lane, launch: Launch, notes: Notes | None, plan: Plan, stage: Stage
+        self, lane: RankStream, launch: Launch, log: StreamLog | None, plan: Plan, stage: Stage
     ) -> list[Callable[[], object]]:
         """Returns the calls that launch a local stage, in order."""
-        nodes = self.head(lane, notes, plan, launch) if stage.gates and notes is not None else []
-        gate = notes.words.gate if notes is not None and plan.gated else None
+        nodes = self.head(lane, log, plan, launch) if stage.gates and log is not None else []
+        gate = log.memory.gate if log is not None and plan.gated else None
         if stage.publication is not None:
             nodes.append(partial(self._put, lane, stage.publication, gate))
         if stage.ops:
             nodes.append(partial(_executed, lane.state, stage.ops, gate))
-        if stage.settles and notes is not None:
-            nodes.append(self.settle(notes, plan))
+        if stage.writes_flags and log is not None:
+            nodes.append(self.write_flags(log, plan))
         return nodes
 
-    def head(self, lane: Lane, notes: Notes, plan: Plan, launch: Launch | None) -> list[Callable[[], object]]:
+    def head(
+        self, lane: RankStream, log: StreamLog, plan: Plan, launch: Launch | None
+    ) -> list[Callable[[], object]]:
         """Returns the calls that launch the gate and the waits for signals behind it."""
-        memory, verbs, count = self.memory, self.layer.verbs, len(plan.signals)
+        memory, verbs, count = self.memory, self.api.verbs, len(plan.signals)
         when = None if launch is None else launch.when
         nodes: list[Callable[[], object]] = [
-            partial(verbs.gate, memory.flags, notes.words, memory.slots, when, count)
+            partial(verbs.gate, memory.flags, log.memory, memory.slots, when, count)
         ]
         for i, (name, source, code) in enumerate(plan.signals):
             published = memory.counter("published", name, source)
             taken = memory.counter("taken", name, source, lane.rank)
             nodes.append(
                 partial(
-                    verbs.take, published, taken, notes.words, memory.error,
-                    back=count - i, code=code, most=self.looks,
+                    verbs.take, published, taken, log.memory, memory.error,
+                    back=count - i, code=code, most=self.max_polls,
                 )
             )  # fmt: skip
         return nodes
 
-    def settle(self, notes: Notes, plan: Plan) -> Callable[[], object]:
+    def write_flags(self, log: StreamLog, plan: Plan) -> Callable[[], object]:
         """Returns the call that writes the flags of a launch."""
-        memory, verbs = self.memory, self.layer.verbs
-        return partial(verbs.settle, memory.flags, memory.seen, notes.words, plan.settings, gated=plan.gated)
+        memory, verbs = self.memory, self.api.verbs
+        return partial(
+            verbs.write_flags, memory.flags, memory.seen, log.memory, plan.settings, gated=plan.gated
+        )
 
-    def _put(self, lane: Lane, publication: Publication, gate: Tensor | None) -> None:
+    def _put(self, lane: RankStream, publication: Publication, gate: Tensor | None) -> None:
         other = layout.along(self.mesh, lane.rank, publication.put.axis, 1)
         with gated(gate):
             lane.state.put(publication, self.states[other])
-        self.layer.verbs.publish(self.memory.counter("published", publication.signal, lane.rank), gate)
+        self.api.verbs.publish(self.memory.counter("published", publication.signal, lane.rank), gate)
 
     def alone(self, stream: Stream, plan: Plan, which: Hashable, nodes: Nodes) -> None:
         """Queues nodes on the first rank's lane only. It waits for the lanes in lockstep, and they for it:
@@ -130,16 +134,16 @@ class StageQueue:
         leader, others = stream.lanes[0], stream.lanes[1:]
         for lane in others:
             if lane.tail is not None:
-                self.layer.wait(leader.stream, lane.tail)
+                self.api.wait(leader.stream, lane.tail)
         self.queue(leader, plan, which, (), nodes, ())
-        event = leader.tail = self.layer.record(leader.stream)
+        event = leader.tail = self.api.record(leader.stream)
         for lane in others:
-            self.layer.wait(lane.stream, event)
+            self.api.wait(lane.stream, event)
             lane.tail = event
 
 
 def _call(
-    lane: Lane, states: Sequence[Any], keys: Sequence[Hashable], nodes: Sequence[Callable[[], object]]
+    lane: RankStream, states: Sequence[Any], keys: Sequence[Hashable], nodes: Sequence[Callable[[], object]]
 ) -> Callable[[], None]:
     """Returns the call that runs nodes on a lane's stream, with states at these keys."""
 

@@ -28,8 +28,8 @@ NON_BLOCKING = 1
 LOOKS = 16
 
 
-class Layer(Protocol):
-    """A device with streams; the work on one stream runs in order."""
+class CudaApi(Protocol):
+    """The calls to a device with streams; the work on one stream runs in order."""
 
     verbs: Any
     device: torch.device | str
@@ -71,8 +71,8 @@ class Layer(Protocol):
         """Waits until all work is done."""
 
 
-class CudaLayer:
-    """The current CUDA device."""
+class TorchCudaApi:
+    """The calls to the current CUDA device, through torch and the driver."""
 
     def __init__(self) -> None:
         self.device: torch.device | str = torch.device("cuda", torch.cuda.current_device())
@@ -85,7 +85,7 @@ class CudaLayer:
         self._aside = self.stream()
 
     def stream(self) -> Any:
-        """Makes a stream that this layer does not have yet: one of torch's, then one of the driver's. All
+        """Makes a stream that this api does not have yet: one of torch's, then one of the driver's. All
         have the same priority, so that none goes before another."""
         for _ in range(STREAMS_OF_TORCH):
             found = CUDA.Stream()
@@ -166,7 +166,7 @@ class CudaLayer:
         self._current = None
 
 
-# Streams of the driver, kept as long as the process: one layer after another takes the same ones.
+# Streams of the driver, kept as long as the process: one api after another takes the same ones.
 _DRIVERS: list[Any] = []
 
 
@@ -183,14 +183,14 @@ def _drivers_streams() -> Iterator[Any]:
         yield _DRIVERS[-1]
 
 
-def seen_together(layer: Layer, stream: Any) -> tuple[Any, float, float]:
+def seen_together(api: CudaApi, stream: Any) -> tuple[Any, float, float]:
     """Returns an event on an idle stream, the host's time (time.perf_counter) when it passed, and the error
     of that time: half of the least time from queueing it until it was seen to have passed."""
 
     def look() -> tuple[Any, float, float]:
         before_s = time.perf_counter()
-        event = layer.record(stream)
-        while not layer.done(event):
+        event = api.record(stream)
+        while not api.done(event):
             pass
         half_s = (time.perf_counter() - before_s) / 2
         return event, before_s + half_s, half_s
