@@ -528,6 +528,14 @@ def test_a_worker_elsewhere_makes_the_same_run() -> None:
             {"question": "grid", "objective": "lowest_cost", "cost_per_hour": {"h200-sxm": 1.0}},
             "cost_per_hour.h100-sxm: is missing",
         ),
+        (
+            {"question": "grid", "vary": {"fleets.0.1.device": ["h100-sxm", "h30"]}},
+            "plan.yaml: vary.fleets.0.1.device: unknown device 'h30'",
+        ),
+        (
+            {"question": "grid", "vary": {"fleets": [[[h200()], [h100(), {"device": "h20"}]]]}},
+            "plan.yaml: fleets[1][1].device: unknown device 'h20'",
+        ),
     ],
 )
 def test_what_a_plan_of_a_fleet_cannot_say_is_one_line(tmp_path: Path, more: Document, says: str) -> None:
@@ -553,13 +561,18 @@ BAD: list[tuple[Document, str]] = [
     ({"fleets": [[h200(ranks=0)]]}, "fleets[0][0].ranks: is 0"),
     ({"fleets": [[h200(1000, ranks=2)]]}, "fleets[0]: makes 2,000 devices; at most 1,024"),
     ({"fleets": [3 * [h200(list(range(1, 101)))]]}, "fleets: make over 20,000"),  # type: ignore[arg-type]
-    ({"fleets": [[{"device": "h20-sxm"}]]}, "fleets: device: unknown device 'h20-sxm'; did you mean"),
-    ({"fleets": [[h200(profile="x")]]}, "fleets: profile: unknown profile"),
-    ({"fleets": [[h200(link="x")]]}, "fleets: link: h200-sxm: unknown link"),
+    ({"fleets": [[{"device": "h20-sxm"}]]}, "fleets[0][0].device: unknown device 'h20-sxm'; did"),
+    ({"fleets": [[h200()], [h100(), {"device": "h20"}]]}, "fleets[1][1].device: unknown device 'h20'"),
+    ({"fleets": [[h200([1, 2])], [h200(link="x")]]}, "fleets[1][0].link: h200-sxm: unknown link"),  # type: ignore[arg-type]
+    ({"fleets": [[h200(profile="x")]]}, "fleets[0][0].profile: unknown profile"),
+    ({"fleets": [[h200(link="x")]]}, "fleets[0][0].link: h200-sxm: unknown link"),
     ({"fleets": [[h200()], [h200()]]}, "fleets: 1 h200-sxm is given twice"),
-    ({"fleets": [[h200(strategy={"max_sequence": 1})]]}, "strategy: unknown field 'max_sequence'; did you"),
+    (
+        {"fleets": [[h200(), h200(strategy={"max_sequence": 1})]]},
+        "fleets[0][1].strategy: unknown field 'max_sequence'; did you",
+    ),
     ({"fleets": [[h200(strategy={"ranks": 2})]]}, "strategy: unknown field 'ranks'"),
-    ({"fleets": [[h200(strategy={"max_sequences": 0})]]}, "strategy: max_sequences: is 0"),
+    ({"fleets": [[h200(strategy={"max_sequences": 0})]]}, "fleets[0][0].strategy: max_sequences: is 0"),
     ({"fleets": [[h200(strategy={"max_sequences": [1, 2]})]]}, "strategy: makes other variants"),
     ({"device": "h200-sxm"}, "device: cannot be given with fleets"),
     ({"devices": 2}, "devices: cannot be given with fleets"),
