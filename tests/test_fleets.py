@@ -500,10 +500,18 @@ def test_a_grid_of_fleets_sums_costs_and_power_over_groups(
 def test_a_rate_is_searched_on_a_fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SIMCORE_CACHE", "none")
     load = workload(20, {"kind": "constant", "rate_per_s": 60.0}, 2000, 20)
-    base = fleet(h200(), h100(), workload=load, slo={"ttft_s": 0.5})
-    plan = planned(tmp_path, base, question="rate")
+
+    def rate(*groups: Document) -> tuple[Plan, float]:
+        plan = planned(tmp_path, fleet(*groups, workload=load, slo={"ttft_s": 0.5}), question="rate")
+        (winner,) = plan.found.winners
+        assert winner is not None
+        return plan, winner.value
+
+    plan, both = rate(h200(), h100())
     assert plan.answer.startswith("1 h200-sxm + 1 h100-sxm (continuous batching")
     assert plan.gains
+    # One server of each kind carries more than two of the slower kind, and less than two of the faster one.
+    assert rate(h100(2))[1] < both < rate(h200(2))[1]
 
 
 def test_a_worker_elsewhere_makes_the_same_run() -> None:
