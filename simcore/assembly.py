@@ -109,10 +109,11 @@ class Place:
 SIMULATED = Place()
 
 
-def assemble(scenario: Scenario, where: str, place: Place = SIMULATED) -> Parts:
-    """Resolves a scenario's names. Raises InputError or ModelError with one line."""
+def assemble(scenario: Scenario, where: str, place: Place = SIMULATED, *, first_fleet: int = 0) -> Parts:
+    """Resolves a scenario's names. `first_fleet`: the place in its file of the first of its fleets. Raises
+    InputError or ModelError with one line."""
     if isinstance(scenario, ServingScenario) and scenario.fleets:
-        return _fleets(scenario, where, place)
+        return _fleets(scenario, where, place, first_fleet)
     every = scenario.devices_in_use
     if len(every) == 1:
         return _assembled(scenario, where, every[0], place)
@@ -147,32 +148,36 @@ def _several(parts: Sequence[Parts], scenario: Scenario, field: str) -> Parts:
     return Parts(study, warnings, described, parts[0].price, scenario, parts[0].notes)
 
 
-def _fleets(scenario: ServingScenario, where: str, place: Place) -> Parts:
+def _fleets(scenario: ServingScenario, where: str, place: Place, first: int) -> Parts:
     """Puts a scenario of fleets together. Raises InputError."""
     if place.start is not simulated:
         raise InputError(f"{where}: fleets: are simulated; --on {place.name} runs on one device")
     known: dict[str, tuple[Parts, serving.Bench]] = {}
-    parts = [_fleet(scenario, where, groups, place, known) for groups in scenario.fleets_in_use]
+    parts = [
+        _fleet(scenario, where, f"{where}: fleets[{first + number}]", groups, place, known)
+        for number, groups in scenario.fleets_in_use
+    ]
     return parts[0] if len(parts) == 1 else _several(parts, scenario, f"{where}: fleets")
 
 
 def _fleet(
     scenario: ServingScenario,
     where: str,
+    fleet: str,
     groups: Groups,
     place: Place,
     known: dict[str, tuple[Parts, serving.Bench]],
 ) -> Parts:
-    """Puts a scenario together for one of its fleets. `known`: the parts of each device, with a bench whose
-    models and prices groups of one fleet share."""
+    """Puts a scenario together for one of its fleets. `fleet`: its name in messages; `known`: the parts of
+    each device, with a bench whose models and prices groups of one fleet share."""
     every: list[Parts] = []
     found: list[serving.Group] = []
     shared: dict[str, serving.Bench] = {}
-    for group in groups:
-        alone = _of_group(scenario, group)
+    for number, group in enumerate(groups):
+        alone, written = _of_group(scenario, group), f"{fleet}[{number}]"
         key = repr((group.one, alone.profile, alone.link))
         if key not in known:
-            known[key] = _on_one(alone, where, group, place)
+            known[key] = _on_one(alone, where, written, group, place)
         own, bench = known[key]
         bench = shared.setdefault(key, replace(bench, models={}, prices={}, groups={}))
         every.append(own)
@@ -183,7 +188,7 @@ def _fleet(
                 replace(bench, scenario=alone),
                 group.servers[0],
                 group.ranks[0],
-                partial(_strategies, where=where, group=group, memory_bytes=bench.hardware.memory_bytes),
+                partial(_strategies, where=written, group=group, memory_bytes=bench.hardware.memory_bytes),
             )
         )
     scenario = pinned(scenario).model_copy(update={"fleets": [list(groups)]})
@@ -225,9 +230,10 @@ def _of_group(scenario: ServingScenario, group: ServerGroup) -> ServingScenario:
 
 
 def _on_one(
-    scenario: ServingScenario, where: str, group: ServerGroup, place: Place
+    scenario: ServingScenario, where: str, written: str, group: ServerGroup, place: Place
 ) -> tuple[Parts, serving.Bench]:
-    """Puts a scenario together for the device of a group of servers; a fault there is one of the group."""
+    """Puts a scenario together for the device of a group of servers; a fault there is one of the group, whose
+    name in messages is `written`."""
     try:
         parts = _assembled(scenario, where, group.one, place)
     except InputError as error:
@@ -235,7 +241,7 @@ def _on_one(
         for name in ("device", "profile", "link"):
             begins = f"{where}: {name}: "
             if told.startswith(begins) and (name == "device" or getattr(group, name) is not None):
-                told = told.replace(begins, f"{where}: fleets: {name}: ", 1)
+                told = told.replace(begins, f"{written}.{name}: ", 1)
         raise InputError(told) from None
     study: Any = parts.study
     return parts, study.bench
@@ -259,10 +265,7 @@ def _strategies(
     scenario: ServingScenario, *, where: str, group: ServerGroup, memory_bytes: float
 ) -> list[ServingStrategy]:
     """Returns the strategies of a scenario as a group of servers runs them. Raises InputError."""
-    strategies = [
-        _of_servers(strategy, group, f"{where}: fleets: {group.one.base}: strategy")
-        for strategy in scenario.strategies
-    ]
+    strategies = [_of_servers(strategy, group, f"{where}.strategy") for strategy in scenario.strategies]
     try:
         alone = scenario.model_copy(update={"strategies": strategies})
         return list(with_engines(alone, group.one.base, memory_bytes).strategies)

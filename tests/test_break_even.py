@@ -144,6 +144,67 @@ def test_what_never_changes_is_said_so(tmp_path: Path, monkeypatch: pytest.Monke
     assert answer_of(asked(tmp_path), every) == "a leads everywhere from batch 1 to 5."
 
 
+@pytest.mark.parametrize("half", [0.0, 0.5, 50.0])
+def test_equal_cases_are_said_to_be_equal(
+    half: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However wide their intervals are. A third one, 0.8 behind, is behind for sure up to half of that."""
+    drawn(monkeypatch, {"a": lambda x: x, "b": lambda x: x}, half)
+    every = sweep(asked(tmp_path), 1, silent)
+    assert answer_of(asked(tmp_path), every) == "a and b are equal everywhere from batch 1 to 5."
+    (row,) = break_even.everywhere_of(every)
+    assert (row["label"], row["unsure"]) == ("a (equal: b)", ())
+    drawn(monkeypatch, {"a": lambda x: x, "b": lambda x: x, "c": lambda x: x + 0.8}, half)
+    sure = "" if half < 0.4 else ", but nowhere for sure"
+    assert answer_of(asked(tmp_path), sweep(asked(tmp_path), 1, silent)) == (
+        f"a and b are equal everywhere from batch 1 to 5 and lead{sure}."
+    )
+
+
+FLAT = 2.6
+
+
+@pytest.mark.parametrize(
+    ("lines", "leads", "equal"),
+    [
+        ({"a": lambda x: x, "b": lambda x: max(x, FLAT)}, [], (FLAT, None)),
+        ({"b": lambda x: max(x, FLAT), "a": lambda x: x}, [], (FLAT, None)),
+        ({"b": lambda x: max(x, FLAT), "a": lambda x: FLAT}, [], (None, FLAT)),
+        ({"a": lambda x: max(0.0, x - 3.4), "b": lambda x: max(0.0, 1.6 - x)}, [3.4], (1.6, 3.4)),
+        ({"b": lambda x: max(0.0, 1.6 - x), "a": lambda x: max(0.0, x - 3.4)}, [3.4], (1.6, 3.4)),
+    ],
+)
+def test_cases_that_are_equal_on_a_stretch_are_said_to_be_so_there(
+    lines: Lines, leads: list[float], equal: tuple[Any, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In either order of the cases a leads first, for sure where both are not equal."""
+    drawn(monkeypatch, lines)
+    (swept,) = sweep(asked(tmp_path), 1, silent)
+    assert [lead.at for lead in swept.leads] == pytest.approx(leads, abs=0.04)
+    assert [lead.between for lead in swept.leads] == [pytest.approx(equal, abs=0.04)] * len(leads)
+    (first,) = swept.first.values()
+    assert (first.label, first.unsure) == ("a", ())
+    (one,) = first.equal
+    assert set(one.labels) == {"a", "b"}
+    (stretch,) = one.stretches
+    assert stretch == tuple(end if end is None else pytest.approx(end, abs=0.04) for end in equal)
+    answer = answer_of(asked(tmp_path), [swept])
+    assert answer.startswith("a leads up to" if leads else "a leads everywhere from batch 1 to 5. ")
+    assert answer.count("are equal") == 1
+
+
+def test_cases_that_only_touch_at_a_value_are_not_equal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """x and 6 - x cross at 3, which is run, and at which the second one is the first in the list."""
+    for lines in ({"a": lambda x: x, "b": lambda x: 6.0 - x}, {"b": lambda x: 6.0 - x, "a": lambda x: x}):
+        drawn(monkeypatch, lines)
+        (swept,) = sweep(asked(tmp_path), 1, silent)
+        (lead,), (first,) = swept.leads, swept.first.values()
+        assert (lead.before, lead.after, lead.at, lead.between) == ("a", "b", 3.0, (3.0, 3.0))
+        assert first.equal == ()
+
+
 def test_names_of_fields_say_what_they_are() -> None:
     assert short("device.change.links.nvlink.latency_s.times") == "latency s times"
     assert short("workload.output_tokens.value") == "output tokens value"

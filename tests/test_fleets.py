@@ -500,10 +500,18 @@ def test_a_grid_of_fleets_sums_costs_and_power_over_groups(
 def test_a_rate_is_searched_on_a_fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SIMCORE_CACHE", "none")
     load = workload(20, {"kind": "constant", "rate_per_s": 60.0}, 2000, 20)
-    base = fleet(h200(), h100(), workload=load, slo={"ttft_s": 0.5})
-    plan = planned(tmp_path, base, question="rate")
+
+    def rate(*groups: Document) -> tuple[Plan, float]:
+        plan = planned(tmp_path, fleet(*groups, workload=load, slo={"ttft_s": 0.5}), question="rate")
+        (winner,) = plan.found.winners
+        assert winner is not None
+        return plan, winner.value
+
+    plan, both = rate(h200(), h100())
     assert plan.answer.startswith("1 h200-sxm + 1 h100-sxm (continuous batching")
     assert plan.gains
+    # One server of each kind carries more than two of the slower kind, and less than two of the faster one.
+    assert rate(h100(2))[1] < both < rate(h200(2))[1]
 
 
 def test_a_worker_elsewhere_makes_the_same_run() -> None:
@@ -527,6 +535,14 @@ def test_a_worker_elsewhere_makes_the_same_run() -> None:
         (
             {"question": "grid", "objective": "lowest_cost", "cost_per_hour": {"h200-sxm": 1.0}},
             "cost_per_hour.h100-sxm: is missing",
+        ),
+        (
+            {"question": "grid", "vary": {"fleets.0.1.device": ["h100-sxm", "h30"]}},
+            "plan.yaml: vary.fleets.0.1.device: unknown device 'h30'",
+        ),
+        (
+            {"question": "grid", "vary": {"fleets": [[[h200()], [h100(), {"device": "h20"}]]]}},
+            "plan.yaml: fleets[1][1].device: unknown device 'h20'",
         ),
     ],
 )
@@ -553,13 +569,18 @@ BAD: list[tuple[Document, str]] = [
     ({"fleets": [[h200(ranks=0)]]}, "fleets[0][0].ranks: is 0"),
     ({"fleets": [[h200(1000, ranks=2)]]}, "fleets[0]: makes 2,000 devices; at most 1,024"),
     ({"fleets": [3 * [h200(list(range(1, 101)))]]}, "fleets: make over 20,000"),  # type: ignore[arg-type]
-    ({"fleets": [[{"device": "h20-sxm"}]]}, "fleets: device: unknown device 'h20-sxm'; did you mean"),
-    ({"fleets": [[h200(profile="x")]]}, "fleets: profile: unknown profile"),
-    ({"fleets": [[h200(link="x")]]}, "fleets: link: h200-sxm: unknown link"),
+    ({"fleets": [[{"device": "h20-sxm"}]]}, "fleets[0][0].device: unknown device 'h20-sxm'; did"),
+    ({"fleets": [[h200()], [h100(), {"device": "h20"}]]}, "fleets[1][1].device: unknown device 'h20'"),
+    ({"fleets": [[h200([1, 2])], [h200(link="x")]]}, "fleets[1][0].link: h200-sxm: unknown link"),  # type: ignore[arg-type]
+    ({"fleets": [[h200(profile="x")]]}, "fleets[0][0].profile: unknown profile"),
+    ({"fleets": [[h200(link="x")]]}, "fleets[0][0].link: h200-sxm: unknown link"),
     ({"fleets": [[h200()], [h200()]]}, "fleets: 1 h200-sxm is given twice"),
-    ({"fleets": [[h200(strategy={"max_sequence": 1})]]}, "strategy: unknown field 'max_sequence'; did you"),
+    (
+        {"fleets": [[h200(), h200(strategy={"max_sequence": 1})]]},
+        "fleets[0][1].strategy: unknown field 'max_sequence'; did you",
+    ),
     ({"fleets": [[h200(strategy={"ranks": 2})]]}, "strategy: unknown field 'ranks'"),
-    ({"fleets": [[h200(strategy={"max_sequences": 0})]]}, "strategy: max_sequences: is 0"),
+    ({"fleets": [[h200(strategy={"max_sequences": 0})]]}, "fleets[0][0].strategy: max_sequences: is 0"),
     ({"fleets": [[h200(strategy={"max_sequences": [1, 2]})]]}, "strategy: makes other variants"),
     ({"device": "h200-sxm"}, "device: cannot be given with fleets"),
     ({"devices": 2}, "devices: cannot be given with fleets"),

@@ -11,7 +11,7 @@ perhaps of several studies, are run each at every value; each has one place then
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from math import inf, sqrt
 from typing import Any
 
@@ -37,6 +37,9 @@ TOO_FEW = "too few requests"
 # Columns that tell cases of one place apart.
 OF_CASE = ("strategy", "label", "ranks", "groups", "devices", "hit_rate", "device")
 Axes = tuple[tuple[str, Any], ...]
+# From one value of the field to another; None: the end of the range.
+Stretch = tuple[float | None, float | None]
+EVERYWHERE: tuple[Stretch, ...] = ((None, None),)
 
 
 @dataclass(frozen=True)
@@ -65,19 +68,28 @@ class Lead:
     before: str
     after: str
     at: float
-    between: tuple[float | None, float | None]
+    between: Stretch
+
+
+@dataclass(frozen=True)
+class Equal:
+    """Cases that lead together, with the same value of the metric, and where."""
+
+    labels: tuple[str, ...]
+    stretches: tuple[Stretch, ...]
 
 
 @dataclass(frozen=True)
 class First:
     """Who leads at the least value of the field, and the first and last value at which something runs.
-    `unsure`: if it leads everywhere, the stretches where it does not lead for sure, their ends None at those
-    of the range."""
+    `unsure`: if it leads everywhere, where it does not lead for sure, but for cases that are equal;
+    `equal`: those that lead together at two neighbours of the grid at least."""
 
     label: str
     since: float
     until: float
-    unsure: tuple[tuple[float | None, float | None], ...] = ()
+    unsure: tuple[Stretch, ...] = ()
+    equal: tuple[Equal, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -143,13 +155,16 @@ def _swept(asked: Asked, settings: Mapping[str, Any], jobs: int) -> Swept:
     try:
         places = list(dict.fromkeys(case.place for value in values for case in cases(value)))
         names = names_of(places)
-        leads = list(_leads(asked, settings, values, names, cases))
-        first = {name: _first(asked, values, place, cases) for place, name in names.items()}
+        found = {
+            name: _at_place(asked, settings, values, place, name, cases) for place, name in names.items()
+        }
     except _ValueFaultError as error:
         return Swept(settings, {}, (), {}, {}, (), str(error), faulty=True)
     except (InputError, ModelError) as error:
         return Swept(settings, {}, (), {}, {}, (), str(error))
-    return Swept(settings, dict(sorted(runs.items())), tuple(leads), first, names, tuple(warnings))
+    first = {name: first for name, (first, _) in found.items()}
+    leads = tuple(lead for _, own in found.values() for lead in own)
+    return Swept(settings, dict(sorted(runs.items())), leads, first, names, tuple(warnings))
 
 
 def _cases(
@@ -276,52 +291,89 @@ def best(cases: Sequence[Case], asked: Asked) -> Case:
     return min(cases, key=lambda case: case.value if lower else -case.value)
 
 
-def _leads(
+def _leading(asked: Asked, cases: Sequence[Case]) -> tuple[str, ...]:
+    """Returns the case that leads, and those that are equal to it."""
+    value = best(cases, asked).value
+    return tuple(dict.fromkeys(case.label for case in cases if case.value == value))
+
+
+def _leaders(led: Sequence[tuple[str, ...]]) -> list[str]:
+    """Returns who leads at each value: of equal cases the one that leads longest; empty: nothing runs."""
+    found: list[str] = []
+    for i, labels in enumerate(led):
+
+        def lasts(label: str, i: int = i) -> int:
+            return sum(1 for _ in takewhile(lambda here: label in here, led[i:]))
+
+        before = found[-1] if found else ""
+        found.append(before if before in labels else max(labels, key=lasts, default=""))
+    return found
+
+
+def _equal(values: Sequence[float], leading: Callable[[float], tuple[str, ...]]) -> tuple[Equal, ...]:
+    """Returns which cases lead together, and where."""
+    both = (tuple(one for one in leading(a) if one in leading(b)) for a, b in pairwise(values))
+    return tuple(
+        Equal(labels, _stretches(lambda value, own={*labels}: own <= {*leading(value)}, values))  # type: ignore[misc]
+        for labels in dict.fromkeys(both)
+        if len(labels) > 1
+    )
+
+
+def _stretches(is_so: Callable[[float], bool], values: Sequence[float]) -> tuple[Stretch, ...]:
+    """Returns where something is so, by bisection between values at which it changes."""
+    found: list[Stretch] = []
+    begin, open_ = None, is_so(values[0])
+    for below, above in pairwise(values):
+        if is_so(below) != is_so(above):
+            at = _bisected(is_so, below, above, _apart(values))
+            found += [(begin, at)] if open_ else []
+            begin, open_ = at, not open_
+    return (*found, *([(begin, None)] if open_ else []))
+
+
+def _at_place(
     asked: Asked,
     settings: Mapping[str, Any],
     values: Sequence[float],
-    names: Mapping[Axes, str],
+    place: Axes,
+    name: str,
     cases: Callable[[float], tuple[Case, ...]],
-) -> Iterator[Lead]:
-    """Yields where the lead passes from one case to another, place by place."""
-    for place, name in names.items():
-        led = [by_place(cases(value)).get(place, []) for value in values]
-        for i, (below, above) in enumerate(pairwise(led)):
-            if not below or not above:
-                continue
-            before, after = best(below, asked).label, best(above, asked).label
-            if before != after:
-                at, between = _Gap(asked, cases, place, before, after).passes(values, i)
-                yield Lead(settings, name, before, after, at, between)
+) -> tuple[First, list[Lead]]:
+    """Returns who leads first at a place, and where the lead passes from one case to another."""
+
+    def own(value: float) -> list[Case]:
+        return by_place(cases(value)).get(place, [])
+
+    def leading(value: float) -> tuple[str, ...]:
+        return _leading(asked, own(value)) if own(value) else ()
+
+    led = _leaders([leading(value) for value in values])
+    runs = [value for value in values if own(value)]
+    first = First(led[values.index(runs[0])], runs[0], runs[-1], equal=_equal(runs, leading))
+    leads = []
+    for i, (before, after) in enumerate(pairwise(led)):
+        if before and after and before != after:
+            both = {before, after}
+            equal = both <= {*leading(values[i])} and any(both <= {*one.labels} for one in first.equal)
+            at, between = _Gap(asked, cases, place, before, after, equal).passes(values, i)
+            leads.append(Lead(settings, name, before, after, at, between))
+    if {*led} - {""} == {first.label}:
+        first = replace(first, unsure=_stretches(lambda value: not _sure(asked, first, own(value)), runs))
+    return first, leads
 
 
-def _first(
-    asked: Asked, values: Sequence[float], place: Axes, cases: Callable[[float], tuple[Case, ...]]
-) -> First:
-    """Returns who leads first at a place, and where it does not lead for sure if it leads everywhere."""
-    led = [(value, own) for value in values if (own := by_place(cases(value)).get(place))]
-    label, lower = best(led[0][1], asked).label, is_lower_better(asked)
-
-    def sure(value: float) -> bool:
-        own = {case.label: case for case in by_place(cases(value)).get(place, ())}
-        rivals = [case for name, case in own.items() if name != label]
-        if label not in own:
-            return False
-        if lower:
-            return all(own[label].high < case.low for case in rivals)
-        return all(own[label].low > case.high for case in rivals)
-
-    unsure: list[tuple[float | None, float | None]] = []
-    begin: float | None = None
-    if all(best(own, asked).label == label for _, own in led):
-        open_ = not sure(led[0][0])
-        for (below, _), (above, _) in pairwise(led):
-            if sure(below) != sure(above):
-                at = _bisected(sure, below, above, _apart(values))
-                unsure += [(begin, at)] if open_ else []
-                begin, open_ = at, not open_
-        unsure += [(begin, None)] if open_ else []
-    return First(label, led[0][0], led[-1][0], tuple(unsure))
+def _sure(asked: Asked, first: First, cases: Sequence[Case]) -> bool:
+    """Whether a case leads for sure, apart from those that lead together with it."""
+    own = {case.label: case for case in cases}
+    if first.label not in own:
+        return False
+    leader = own.pop(first.label)
+    together = {label for one in first.equal if first.label in one.labels for label in one.labels}
+    rivals = [case for case in own.values() if not (case.label in together and case.value == leader.value)]
+    if is_lower_better(asked):
+        return all(leader.high < case.low for case in rivals)
+    return all(leader.low > case.high for case in rivals)
 
 
 def _apart(values: Sequence[float]) -> float | None:
@@ -331,13 +383,15 @@ def _apart(values: Sequence[float]) -> float | None:
 
 @dataclass(frozen=True)
 class _Gap:
-    """The metric of the case that leads above a place of the field, less that of the one that leads below."""
+    """The metric of the case that leads above a place of the field, less that of the one that leads below.
+    `equal`: whether both are equal where the lead of one ends, up to where that of the other begins."""
 
     asked: Asked
     cases: Callable[[float], tuple[Case, ...]]
     place: Axes
     before: str
     after: str
+    equal: bool
 
     @property
     def _lower(self) -> bool:
@@ -352,26 +406,33 @@ class _Gap:
         gain = getattr(own[self.after], of_after) - getattr(own[self.before], of_before)
         return float(gain if self._lower else -gain)
 
-    def where(self, values: Sequence[float], i: int, of_before: str, of_after: str) -> float | None:
+    def where(
+        self, values: Sequence[float], i: int, of_before: str, of_after: str, *, equal: bool = False
+    ) -> float | None:
         """Returns the value between the values i and i + 1 at which that changes its sign; None if it does
-        not."""
+        not. `equal`: whether zero has the sign of what is before."""
 
         def ahead(value: float) -> bool:
-            return self.gain(value, of_before, of_after) > 0.0
+            gain = self.gain(value, of_before, of_after)
+            return gain >= 0.0 if equal else gain > 0.0
 
         below, above = values[i : i + 2]
         return _bisected(ahead, below, above, _apart(values)) if ahead(below) != ahead(above) else None
 
-    def passes(self, values: Sequence[float], i: int) -> tuple[float, tuple[float | None, float | None]]:
+    def passes(self, values: Sequence[float], i: int) -> tuple[float, Stretch]:
         """Returns where the lead passes between the values i and i + 1, and between which values neither
         leads for sure."""
         # If both are as good at the first value, the lead passes there.
-        at = self.where(values, i, "value", "value")
+        at = self.where(values, i, "value", "value", equal=self.equal)
         at = values[i] if at is None else at
         worse, better = ("high", "low") if self._lower else ("low", "high")
         steps = range(len(values) - 1)
         until = [place for j in steps if (place := self.where(values, j, worse, better)) is not None]
-        since = [place for j in steps if (place := self.where(values, j, better, worse)) is not None]
+        since = [
+            place
+            for j in steps
+            if (place := self.where(values, j, better, worse, equal=self.equal)) is not None
+        ]
         return at, (
             max((place for place in until if place <= at), default=None),
             min((place for place in since if place >= at), default=None),
@@ -409,18 +470,35 @@ def _told(asked: Asked, swept: Swept) -> Iterator[str]:
     field = short(asked.whatif.over or "")
     for place, first in swept.first.items():
         at = ", ".join(part for part in (with_, place) if part)
-        begins = f"With {at}: {first.label}" if at else first.label
+        begins = f"With {at}: " if at else ""
         leads = [lead for lead in swept.leads if lead.place == place]
-        if not leads:
-            through = f"{field} {number(first.since)} to {number(first.until)}"
-            yield f"{begins} leads everywhere from {through}{_not_sure(first)}."
-            continue
+        through = f"{field} {number(first.since)} to {number(first.until)}"
         parts = [
             f"{'up to' if i == 0 else 'to'} {field if i == 0 else ''} {number(lead.at)}{_open(lead)}, then"
             f" {lead.after}".replace("  ", " ")
             for i, lead in enumerate(leads)
         ]
-        yield f"{begins} leads {' '.join(parts)}."
+        alike = next((one for one in first.equal if one.stretches == EVERYWHERE), None)
+        if leads:
+            yield f"{begins}{first.label} leads {' '.join(parts)}."
+        elif alike is None:
+            yield f"{begins}{first.label} leads everywhere from {through}{_not_sure(first)}."
+        else:
+            rivals = {case.label for case in _cases_at(swept, place)} - {*alike.labels}
+            lead = f" and lead{_not_sure(first)}" if rivals else ""
+            yield f"{begins}{_and(alike.labels)} are equal everywhere from {through}{lead}."
+        for one in first.equal:
+            if one is not alike:
+                yield f"{begins}{_and(one.labels)} are equal {_where(one.stretches, field)}."
+
+
+def _cases_at(swept: Swept, place: str) -> Iterator[Case]:
+    return (case for cases in swept.runs.values() for case in cases if swept.names[case.place] == place)
+
+
+def _and(names: Sequence[str]) -> str:
+    """Returns names as a sentence has them."""
+    return " and ".join(part for part in (", ".join(names[:-1]), names[-1]) if part)
 
 
 def _setting(value: Any) -> str:
@@ -440,14 +518,20 @@ def _not_sure(first: First) -> str:
     """Returns where it does not lead for sure, in words."""
     if not first.unsure:
         return ""
-    if first.unsure == ((None, None),):
+    if first.unsure == EVERYWHERE:
         return ", but nowhere for sure"
+    return f" ({_where(first.unsure)} not for sure)"
+
+
+def _where(stretches: Sequence[Stretch], field: str = "") -> str:
+    """Returns stretches of the field that are not all of it, in words."""
+    of = f"{field} " if field else ""
     parts = [
-        f"up to {number(high)}" if low is None and high is not None
-        else f"from {number(low or 0.0)}" + ("" if high is None else f" to {number(high)}")
-        for low, high in first.unsure
+        f"up to {of}{number(high)}" if low is None and high is not None
+        else f"from {of}{number(low or 0.0)}" + (" on" if high is None else f" to {number(high)}")
+        for low, high in stretches
     ]  # fmt: skip
-    return f" ({' and '.join(parts)} not for sure)"
+    return " and ".join(parts)
 
 
 def number(value: float) -> str:
@@ -500,13 +584,24 @@ def scenarios_of(asked: Asked, every: Sequence[Swept]) -> Iterator[dict[str, Any
 
 
 def everywhere_of(every: Sequence[Swept]) -> list[dict[str, Any]]:
-    """Returns who leads at every value, as summary.json has it."""
+    """Returns who leads at every value, as summary.json has it; with the names of those that are equal."""
     return [
-        {"settings": dict(swept.settings), "place": name, **asdict(first)}
+        {"settings": dict(swept.settings), "place": name, **asdict(first), "label": _with_equal(first)}
         for swept in every
         for name, first in swept.first.items()
         if all(lead.place != name for lead in swept.leads)
     ]
+
+
+def _with_equal(first: First) -> str:
+    """Returns who leads first, and which cases are equal to it."""
+    told = [
+        f"{_and([label for label in one.labels if label != first.label])}"
+        f"{'' if one.stretches == EVERYWHERE else f' {_where(one.stretches)}'}"
+        for one in first.equal
+        if first.label in one.labels
+    ]
+    return f"{first.label} (equal: {'; '.join(told)})" if told else first.label
 
 
 def leads_of(every: Sequence[Swept]) -> list[dict[str, Any]]:

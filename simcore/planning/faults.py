@@ -13,7 +13,8 @@ from simcore.input.errors import FieldFaultError
 from simcore.input.files import InputError
 from simcore.planning.whatif import Asked
 
-# Fields that hold a name, which is looked up after the fields were read; the last two are names of a device.
+# Fields that hold a name, also those of a fleet's groups, which is looked up after the fields were read; the
+# last two are names of a device.
 NAMES, OF_DEVICE = ("device", "model"), ("profile", "link")
 
 
@@ -38,7 +39,8 @@ def of_value(asked: Asked, base: str, settings: Mapping[str, Any], error: ValueE
     for name in [*settings, *over]:
         for path in asked.paths(name, base):
             written = as_written(path)
-            named = written in NAMES or (written in OF_DEVICE and "device" not in settings)
+            last = written.rpartition(".")[2]
+            named = last in NAMES or (last in OF_DEVICE and "device" not in settings)
             if not _is_of(error, written) and not (named and told.startswith(f"{written}: ")):
                 continue
             of = f"{base}: " if base else ""

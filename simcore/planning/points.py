@@ -130,8 +130,8 @@ class Benches:
         ModelError."""
         return [
             Point(bench, case, _single(alone, case), device)
-            for alone in _by_device(scenario)
-            for bench, device in [self._bench(alone)]
+            for place, alone in _by_device(scenario)
+            for bench, device in [self._bench(alone, place)]
             for case in cases(bench)
         ]
 
@@ -157,11 +157,11 @@ class Benches:
         """Returns one bench of each set of prices."""
         return [bench for bench, _ in self._known.values()]
 
-    def _bench(self, scenario: ServingScenario) -> tuple[Bench, str]:
+    def _bench(self, scenario: ServingScenario, place: int) -> tuple[Bench, str]:
         fields = {name: value for name, value in resolved(scenario).items() if name not in FREE}
         key = json.dumps(fields, sort_keys=True)
         if key not in self._known:
-            parts = assemble(scenario, self.where, self.place)
+            parts = assemble(scenario, self.where, self.place, first_fleet=place)
             self.warnings.update(dict.fromkeys(parts.warnings))
             self.origins.append(dict(parts.described))
             study: Any = parts.study
@@ -179,16 +179,19 @@ class Benches:
         return bench.of(whole), device
 
 
-def _by_device(scenario: ServingScenario) -> list[ServingScenario]:
-    """Returns a scenario for each of its devices, or fleets."""
+def _by_device(scenario: ServingScenario) -> list[tuple[int, ServingScenario]]:
+    """Returns a scenario for each of its devices, or fleets, with its place in the list of these."""
     if scenario.fleets:
         every = scenario.fleets_in_use
-        return [scenario.model_copy(update={"fleets": [list(groups)]}) for groups in every]
+        return [(place, scenario.model_copy(update={"fleets": [list(groups)]})) for place, groups in every]
     return [
-        scenario.model_copy(
-            update={"device": [DeviceChoice(base=one.base, change=dict(one.change), name=one.name)]}
+        (
+            place,
+            scenario.model_copy(
+                update={"device": [DeviceChoice(base=one.base, change=dict(one.change), name=one.name)]}
+            ),
         )
-        for one in scenario.devices_in_use
+        for place, one in enumerate(scenario.devices_in_use)
     ]
 
 

@@ -211,9 +211,14 @@ class ServingScenario(Common):
         return {name: value for name, value in found.items() if name not in left_out}
 
     @property
-    def fleets_in_use(self) -> list[Groups]:
-        """The fleets that it runs on, one after the other; empty if it runs on `device`."""
-        return [one for groups in self.fleets for one in product(*(group.each() for group in groups))]
+    def fleets_in_use(self) -> list[tuple[int, Groups]]:
+        """The fleets that it runs on, one after the other, each with its place in `fleets`; empty if it runs
+        on `device`."""
+        return [
+            (place, one)
+            for place, groups in enumerate(self.fleets)
+            for one in product(*(group.each() for group in groups))
+        ]
 
     @model_validator(mode="after")
     def _consistent(self) -> "ServingScenario":
@@ -376,7 +381,7 @@ class Point:
 def points(scenario: ServingScenario) -> Iterator[Point]:
     """Yields every load on every number of devices, in the order of the file's lists. A scenario of fleets
     has one here."""
-    fleets = [sum(group.devices for group in fleet) for fleet in scenario.fleets_in_use]
+    fleets = [sum(group.devices for group in fleet) for _, fleet in scenario.fleets_in_use]
     for devices in fleets or scenario.devices:
         for workload in single_valued(scenario.workload):
             yield Point(devices, workload)
