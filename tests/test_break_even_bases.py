@@ -183,6 +183,7 @@ def test_units_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, formula
 SMALL: dict[str, Any] = {"between": [16, 64], "vary": {"batch": [2]}}
 
 
+@slow
 def test_figures_are_those_of_single_runs(tmp_path: Path) -> None:
     found = answered(tmp_path, **SMALL)
     assert not any("too few requests" in warning for warning in found.warnings)
@@ -208,6 +209,7 @@ def test_several_ways_of_one_scenario_keep_their_names(tmp_path: Path) -> None:
     assert labels == {"lcsm, fractal, hybrid", "lcsm, lazy", "attention"}
 
 
+@slow
 def test_numbers_of_devices_tell_cases_apart(tmp_path: Path) -> None:
     """A list of devices makes cases that differ in nothing else."""
     attention = copy.deepcopy({**ATTENTION, "devices": [1, 2]})

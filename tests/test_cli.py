@@ -183,6 +183,7 @@ def test_a_run_can_be_repeated_from_what_it_left(here: Path, capsys: pytest.Capt
         assert (here / "first" / name).read_bytes() == (here / "second" / name).read_bytes(), name
 
 
+@slow
 def test_a_report_of_garbage_is_refused(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert call(QUICK, *SMALL, "--out", "run", "--quiet") == 0
     capsys.readouterr()

@@ -9,11 +9,12 @@ from hypothesis import given, settings
 from simcore.machine import laws
 from simcore.sim.clock import Clock
 from tests.programs import RandomProgram, random_programs
-from tests.thorough import examples
+from tests.thorough import examples, slow
 
 fixed = settings(derandomize=True, database=None)
 
 
+@slow
 @settings(fixed, max_examples=examples(400))
 @given(program=random_programs())
 def test_random_programs_leave_the_same_bytes_event_by_event(program: RandomProgram) -> None:

@@ -15,7 +15,7 @@ from simcore.ops.op import DTYPE_BYTES
 from simcore.scenario import load_scenario, parse_scenario, resolved
 from simcore.studies.common import Outcome
 from simcore.studies.tiling.implementations import IMPLEMENTATIONS
-from tests.thorough import thorough
+from tests.thorough import slow, thorough
 
 H200 = Path(__file__).resolve().parent.parent / "scenarios" / "h200"
 # Short enough for a test; what is short already runs as it is.
@@ -119,6 +119,7 @@ def test_tied_embeddings_are_read_once_with_the_head() -> None:
     assert alone.weight_bytes + alone.kv_bytes(1024) == alone.read_bytes(1024)
 
 
+@slow
 def test_all_tiles_are_priced_at_all_sides() -> None:
     outcome = ran("tiles", "tokens=256")
     tiles = outcome.tables["tiles.parquet"]

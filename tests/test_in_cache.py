@@ -19,6 +19,7 @@ from simcore.studies.tiling.cases import Case, cases
 from simcore.studies.tiling.launches import launches as launched
 from simcore.studies.tiling.runner import Bench
 from simcore.studies.tiling.scenario import TilingScenario
+from tests.thorough import slow
 
 H200 = load_device("h200-sxm")
 TILES = Path("scenarios/h200/tiles.yaml")
@@ -89,6 +90,7 @@ def test_it_stays_while_less_is_moved_from_step_to_step_than_the_cache_holds() -
         assert other.stays(lazy) is stays
 
 
+@slow
 def test_a_run_says_what_is_found_in_the_cache() -> None:
     short, long = (
         " ".join(

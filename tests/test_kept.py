@@ -169,6 +169,7 @@ def test_the_code_of_devices_counts(linked: bool, tmp_path: Path, monkeypatch: p
         before = after
 
 
+@slow
 @pytest.mark.parametrize(
     "changed",
     first(

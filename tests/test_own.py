@@ -413,6 +413,7 @@ def test_two_of_one_label_are_refused(tmp_path: Path) -> None:
         simcore.run(written(tmp_path, scenario))
 
 
+@slow
 def test_a_module_of_another_folder_does_not_stand_for_it(tmp_path: Path) -> None:
     for name in ("a", "b"):
         (tmp_path / name).mkdir()

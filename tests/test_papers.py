@@ -51,6 +51,7 @@ def test_n150_token_latency_at_1k_is_fixed_plus_32_layers() -> None:
         assert latency["tensor_parallel", ranks, 1024] * 1e9 == pytest.approx(nanoseconds, rel=1e-12)
 
 
+@slow
 def test_table_3_tensor_parallel_and_projected_alspec() -> None:
     """ALSpec Table 3: both columns, all five contexts, within 0.5 %; the first is met by construction."""
     outcome, comparison = ran("papers/alspec_h100_table3.yaml")

@@ -110,6 +110,7 @@ def test_figures_that_no_lognormal_fits_hold_where_they_do() -> None:
     assert held > 0.1 > coxs
 
 
+@slow
 def test_shares_below_one_hold_no_more_often_than_promised() -> None:
     """What a share lacks to one is skewed: at a limit that is its mean "holds" is said of at most 7 %, within
     four standard errors; of three replicas that all keep everything nothing is said yet."""
@@ -739,6 +740,7 @@ def staffing(servers: int, load: float, *, seed: int, requests: int) -> dict[str
     }  # fmt: skip
 
 
+@slow
 @pytest.mark.parametrize("case", [0, pytest.param(2, marks=thorough)])
 def test_staffing_is_that_of_erlang_c(case: int, tmp_path: Path) -> None:
     """Requests whose services are exponential (the middles of 2,000 slices), on instances that do not slow
@@ -819,6 +821,7 @@ def test_few_requests_behind_a_percentile_are_a_warning(tmp_path: Path) -> None:
     assert not any("too few" in each for each in planned(tmp_path, {"base": many, **held}, "grid").warnings)
 
 
+@slow
 def test_a_point_has_a_report_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run alone, a point has the figures of its first replica in the plan."""
     monkeypatch.chdir(tmp_path)

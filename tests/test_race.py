@@ -104,6 +104,7 @@ def test_the_winner_is_that_of_full_searches_for_fewer_runs(spread: float, plans
     assert early < share * full
 
 
+@slow
 @pytest.mark.parametrize("certainty", [0.7, 0.95])
 def test_a_way_that_is_as_good_is_seldom_out(certainty: float) -> None:
     """All ways have the same edge, so that each that is out is so by a wrong verdict. Looks before the last

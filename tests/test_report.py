@@ -574,6 +574,7 @@ def test_latency_with_nothing_free_is_told_of_the_fastest_at_the_longest_context
     assert f"priced by link and roofline: {said}" in text
 
 
+@slow
 @pytest.mark.parametrize(
     ("roles", "lead", "tile"),
     [

@@ -242,6 +242,7 @@ def test_labels_are_text_and_no_html(tmp_path: Path) -> None:
     assert "<b>&lt;b&gt;b</b>" in lines[0]["hovertext"][0]
 
 
+@slow
 def test_the_same_files_give_the_same_bytes_and_load_nothing(tmp_path: Path) -> None:
     folder = written(tmp_path, "grid", grid(), objectives=["fewest_devices", "highest_rate"])
     first, page = build(folder).read_bytes(), page_of(folder)

@@ -344,6 +344,7 @@ def test_an_axis_that_follows_from_another_is_none() -> None:
     ]
 
 
+@slow
 def test_the_page_opens_on_the_heaviest_load_of_a_device(tmp_path: Path) -> None:
     run = read_run(write_run(tmp_path, rates=(4.0, 16.0), devices=(1, 4), requests=10))
     _, point = sections_serving.Served(run).best

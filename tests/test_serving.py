@@ -44,7 +44,7 @@ from simcore.studies.serving.study import cases
 from simcore.studies.several_devices import SeveralDevices
 from simcore.workload.requests import blocks_for
 from tests.command_line import call
-from tests.thorough import first, thorough
+from tests.thorough import first, slow, thorough
 
 ROOT = Path(__file__).resolve().parent.parent
 STRATEGIES = (
@@ -572,6 +572,7 @@ EVERY = [strategy(kind) for kind in STRATEGIES]
 SAME_FILES = ("results.csv", "requests.parquet", "levels.parquet", "scenario.yaml", "summary.json")
 
 
+@slow
 def test_the_same_file_gives_the_same_bytes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = write(
         tmp_path,

@@ -22,6 +22,7 @@ from simcore.workload.requests import Request
 from tests.test_prefix_serving import sessions
 from tests.test_serving import document, outcome, workload
 from tests.test_steady import by_label
+from tests.thorough import slow
 
 
 def talks(count: int, each: int, apart_s: float, think_s: float) -> tuple[Served, Bools]:
@@ -88,6 +89,7 @@ def test_a_load_of_sessions_is_named_in_sessions() -> None:
         assert goodput == pytest.approx(35.0, rel=0.2)
 
 
+@slow
 def test_terminal_and_report_name_sessions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     load = sessions(40)
     load["arrivals"]["rate_per_s"] = [4.0, 8.0]

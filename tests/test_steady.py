@@ -91,6 +91,7 @@ def test_the_window_is_nearer_to_theory_than_the_whole_run(load: float) -> None:
     assert abs(cut.mean() - theory_s) < MOST_ERRORS * error_s
 
 
+@slow
 def test_utilisation_and_offered_rate_are_those_that_were_drawn() -> None:
     runs = [found(mm1(0.7, 400, seed)) for seed in range(200)]
     for name, expected in (("utilisation", 0.7), ("offered_per_s", 0.7), ("request_throughput_per_s", 0.7)):
@@ -221,6 +222,7 @@ def test_a_queue_grows_where_it_rises_twice_by_more_than_chance(
     assert _grows(served, 0.0, 9000.0, 900) is grows
 
 
+@slow
 @pytest.mark.parametrize("count", [300, 600])
 def test_short_runs_below_saturation_give_no_false_alarm(count: int) -> None:
     share = np.mean([steady(mm1(0.8, count, seed).served).growing for seed in range(400)])

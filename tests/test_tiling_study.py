@@ -393,6 +393,7 @@ def test_scenarios_of_the_paper_run_small(path: Path) -> None:
 # -- the run directory, and the tape -----------------------------------------------------------------
 
 
+@slow
 @pytest.mark.usefixtures("without_report")
 def test_a_run_directory_has_the_files_of_the_study(tmp_path: Path) -> None:
     path = tmp_path / "tiny.yaml"

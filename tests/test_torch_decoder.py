@@ -417,6 +417,7 @@ def test_speculation_that_always_misses_decodes_the_same(name: str, ranks: int, 
     assert min(states[0].errors.values()) > 1e-3
 
 
+@slow
 @settings(fixed, max_examples=12)
 @given(bits=st.integers(0, 2**9 - 1), overlap=st.booleans(), name=st.sampled_from(list(CONFIGS)))
 def test_speculation_over_the_whole_context_decodes_the_same(bits: int, overlap: bool, name: str) -> None:

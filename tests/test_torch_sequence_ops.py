@@ -9,7 +9,7 @@ from torch import Tensor
 import simcore.kernels.torch_sequence_ops  # noqa: F401  (registers the operators)
 from simcore.kernels.linear_attention.naive import naive
 from simcore.kernels.long_convolution.triton_fft import right_angle_spectrum
-from tests.thorough import first
+from tests.thorough import first, slow
 
 torch.set_num_threads(1)
 OPS = torch.ops.simcore
@@ -83,6 +83,7 @@ class Mixer(torch.nn.Module):
         return z.tanh(), out + 1.0, state
 
 
+@slow
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_mixer_is_exported_and_compiled(device: str) -> None:
     torch._dynamo.reset()

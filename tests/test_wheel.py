@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from simcore.compiled import SOURCES_ONLY
-from tests.thorough import first, thorough
+from tests.thorough import first, slow, thorough
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = ("devices", "kernels", "reports", "scenarios", "validate")
@@ -63,6 +63,7 @@ def files_of(folder: Path, name: str) -> set[str]:
     }
 
 
+@slow
 @pytest.mark.parametrize("made", first(1, [of_the_repository, of_a_source_archive]))
 def test_a_wheel_has_all_of_simcore_and_nothing_beside_it(
     made: Callable[[Path], Path], tmp_path: Path
