@@ -193,7 +193,7 @@ def leads(found: Sequence[Mapping[str, Any]], everywhere: Sequence[Mapping[str, 
             cells += [escape(lead["before"]), escape(lead["after"]), _at(lead["at"], "")]
             unsure = [lead["between"]]
         else:
-            cells += [escape(lead["label"]), "the same", "-"]
+            cells += [escape(lead["in_words"]), "the same", "-"]
             unsure = lead["unsure"]
         stretches = [f"{_at(low, 'first')} to {_at(high, 'last')}" for low, high in unsure]
         table.add_row(*cells, " and ".join(stretches) or "-")

@@ -153,7 +153,7 @@ def test_equal_cases_are_said_to_be_equal(
     every = sweep(asked(tmp_path), 1, silent)
     assert answer_of(asked(tmp_path), every) == "a and b are equal everywhere from batch 1 to 5."
     (row,) = break_even.everywhere_of(every)
-    assert (row["label"], row["unsure"]) == ("a (equal: b)", ())
+    assert (row["label"], row["in_words"], row["unsure"]) == ("a", "a (equal: b)", ())
     drawn(monkeypatch, {"a": lambda x: x, "b": lambda x: x, "c": lambda x: x + 0.8}, half)
     sure = "" if half < 0.4 else ", but nowhere for sure"
     assert answer_of(asked(tmp_path), sweep(asked(tmp_path), 1, silent)) == (

@@ -13,8 +13,10 @@ from simcore.kernels.decoder.even_attention import (
     MOST_SEQUENCES,
     EvenConfig,
     even_config,
+    even_constants,
     even_workspace,
 )
+from simcore.kernels.decoder.split_kv import cache, padded
 from simcore.kernels.gpu import Gpu, gpu_of
 from tests.attention_cases import BARS, Case, Shape, error, make_case, some_lengths, truth
 from tests.test_triton_attention import (
@@ -64,7 +66,7 @@ def test_random_shapes(seed: int) -> None:
 @pytest.mark.parametrize("seed", first(2, range(12)))
 def test_a_head_may_have_many_parts(seed: int) -> None:
     random = Random(f"many {seed}")
-    shape = Shape(kv_heads=1, group=random.choice([1, 3, 8]), head_dim=random.choice([64, 100]))
+    shape = Shape(kv_heads=1, group=random.choice([1, 3, 8]), head_dim=random.choice([16, 64, 100]))
     lengths = random.sample([random.randint(250, 400), 0, random.randint(1, 16), random.randint(17, 60)], 4)
     config = laid_out(random.randint(2 * FEW_PARTS + 2, 3 * FEW_PARTS), random.choice([1, 4]))
     attended(make_case(shape, lengths, seed, device=DEVICE), config)
@@ -106,8 +108,28 @@ def test_what_cannot_be_dealt_is_refused() -> None:
     case = make_case(PAGED, [5], 1, capacity=96)
     with pytest.raises(ValueError, match="made for another shape or layout"):
         decode_attention(*case.tensors, **case.options, space=space_of(case, laid_out(3)), config=laid_out(2))
-    with pytest.raises(ValueError, match="programs: a layout cannot have 0"):
+    with pytest.raises(ValueError, match="programs: a layout cannot have 0; it has to be 1 or more"):
         laid_out(0)
+    with pytest.raises(ValueError, match="block: a layout cannot have 8; it has to be 16 or more"):
+        EvenConfig(block=8, programs=1, stages=1, warps=4, slices=1)
+    with pytest.raises(ValueError, match="warps: a layout cannot have 16"):
+        EvenConfig(block=16, programs=1, stages=1, warps=16, slices=1)
+    narrow = make_case(Shape(1, 2, 16), [40], 1)
+    with pytest.raises(ValueError, match="slices: a layout cannot have 8 for 4 parts of 16 columns"):
+        decode_attention(*narrow.tensors, config=laid_out(2, slices=8))
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2, 8])
+@pytest.mark.parametrize("head_dim", [16, 33, 64, 128, 256])
+def test_the_default_layout_fits_narrow_heads_and_small_gpus(kv_heads: int, head_dim: int) -> None:
+    for shared_bytes in (99 * 1024, 227 * 1024):
+        gpu = Gpu(shared_bytes=shared_bytes)
+        config = even_config(kv_heads=kv_heads, head_dim=head_dim, kv_bytes=2, gpu=gpu)
+        q, k = torch.zeros(1, kv_heads, head_dim), torch.zeros(1, kv_heads, 64, head_dim)
+        lengths = torch.zeros(1, dtype=torch.int32)
+        even_constants(q, cache(q, k, k, lengths, None, (None, None)), config)
+        row = padded(head_dim) * 2
+        assert config.stages == 2 or 2 * (config.stages - 1) * config.block * row <= shared_bytes - 8192
 
 
 @pytest.mark.parametrize("kv_heads", [1, 2, 8, 64])
@@ -136,7 +158,7 @@ def test_on_a_gpu(index: int) -> None:
     rng = np.random.default_rng([index, 12])
     (dtype, kv_dtype), (kv_heads, group) = GPU_FORMATS[index % 6], HEADS[index % 10]
     shape = Shape(
-        kv_heads, group, int(rng.choice(GPU_HEAD_DIMS)), dtype, kv_dtype, int(rng.choice(GPU_BLOCKS))
+        kv_heads, group, int(rng.choice([16, *GPU_HEAD_DIMS])), dtype, kv_dtype, int(rng.choice(GPU_BLOCKS))
     )
     ends = {"sinks": int(rng.integers(2, 15)), "window": 2 * int(rng.integers(8, 700)) + 1}
     for _ in range(5):
@@ -182,3 +204,12 @@ def test_one_graph_serves_all_lengths() -> None:
         graph.replay()
         torch.cuda.synchronize()
         check(out, truth(case))
+
+
+@pytest.mark.gpu
+@needs_gpu
+@pytest.mark.parametrize("head_dim", [16, 32])
+def test_narrow_heads_of_many_parts_on_a_gpu(head_dim: int) -> None:
+    case = make_case(Shape(1, 4, head_dim, torch.bfloat16), [20_000, 3, 900], 1, device=DEVICE)
+    q = case.tensors[0]
+    attended(case, even_config(kv_heads=1, head_dim=head_dim, kv_bytes=2, gpu=gpu_of(q)))

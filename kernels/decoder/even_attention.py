@@ -44,6 +44,8 @@ MOST_SEQUENCES = 1024
 # As in decode_attention: bytes of K of a block if two programs share a multiprocessor; parts of a head.
 BLOCK_BYTES, MOST_PARTS = 8 * 1024, 64
 STAGES, WARPS = 4, 4
+# Shared memory that a program needs besides its blocks.
+SPARE_BYTES = 8 * 1024
 # So many parts or fewer are summed with several queries at once; words of their tile that a warp holds.
 FEW_PARTS, FEW_WORDS = 8, 1024
 # Below so many blocks, a program's share is not cut further.
@@ -66,9 +68,12 @@ class EvenConfig:
 
     def __post_init__(self) -> None:
         check_powers(self, "block", "slices", "warps")
-        for name in ("programs", "stages", "least", "sharers"):
-            if (value := getattr(self, name)) < 1:
-                raise ValueError(f"{name}: a layout cannot have {value}; it has to be 1 or more")
+        least = {"block": 16, "programs": 1, "stages": 1, "least": 1, "sharers": 1}
+        for name, bound in least.items():
+            if (value := getattr(self, name)) < bound:
+                raise ValueError(f"{name}: a layout cannot have {value}; it has to be {bound} or more")
+        if self.warps > 8:
+            raise ValueError(f"warps: a layout cannot have {self.warps}; it has to be 1, 2, 4 or 8")
 
     def parts(self, kv_heads: int) -> int:
         """Returns the most parts of a head: the heads of a sequence have equally many blocks."""
@@ -84,11 +89,16 @@ def even_config(*, kv_heads: int, head_dim: int, kv_bytes: int, gpu: Gpu) -> Eve
     programs, block_bytes = 2 * gpu.processors, BLOCK_BYTES
     if programs // kv_heads > MOST_PARTS:
         programs, block_bytes = gpu.processors - 2, 2 * BLOCK_BYTES
-    block = max(16, min(128, block_bytes // (padded(head_dim) * kv_bytes)))
+    row_bytes = padded(head_dim) * kv_bytes
+    block = max(16, min(128, block_bytes // row_bytes))
     parts = -(-programs // kv_heads) + 2
-    slices = 1 << min(4, max(0, parts.bit_length() - 4))
+    # A thread loads four words of a slice at once.
+    slices = min(1 << min(4, max(0, parts.bit_length() - 4)), padded(head_dim) // 4)
+    stages = STAGES
+    while stages > 2 and 2 * (stages - 1) * block * row_bytes + SPARE_BYTES > gpu.shared_bytes:
+        stages -= 1
     sharers = max(1, gpu.processors // 2)
-    return EvenConfig(block, programs, STAGES, WARPS, slices, LEAST, gpu.chained, sharers)
+    return EvenConfig(block, programs, stages, WARPS, slices, LEAST, gpu.chained, sharers)
 
 
 def even_shapes(q: Tensor, kv_heads: int, config: EvenConfig) -> list[tuple[int, ...]]:
@@ -109,6 +119,10 @@ def even_constants(q: Tensor, kv: Cache, config: EvenConfig) -> dict[str, int]:
     parts = config.parts(kv.kv_heads)
     found = sizes(q, kv, splits=parts, slices=config.slices, warps=config.warps, sharers=config.sharers)
     del found["SPLITS"]
+    if found["COLUMNS"] < LOADED_AT_ONCE.value:
+        raise ValueError(
+            f"slices: a layout cannot have {config.slices} for {parts} parts of {q.shape[2]} columns"
+        )
     # Few parts: as many queries in one tile as each warp holds easily.
     queries = FEW_WORDS * config.warps // (FEW_PARTS * found["DIM"])
     queries = max(1, min(int(triton.next_power_of_2(found["GROUP"])), queries))

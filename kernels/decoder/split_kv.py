@@ -54,7 +54,7 @@ class Workspace(NamedTuple):
 
     int32, EMPTY before a launch and again after it: partials [pairs, splits, group, d] and logs [pairs,
     splits, group, slices copies] hold fp32 results. A pair is a sequence and one of its KV heads; copies: see
-    `write_part`.
+    `write_part`. In `even_attention` there are two parts of each program in place of those of pairs.
     """
 
     partials: Tensor

@@ -102,7 +102,9 @@ def _everywhere(plan: Planned) -> list[Lead]:
             raise ValueError(f"summary.json: everywhere: {str(given)[:60]!r} is no case that leads")
         if not isinstance(given.get("settings"), dict):
             raise ValueError(f"summary.json: everywhere: {str(given)[:60]!r} has no settings")
-        found.append({**given, "before": given["label"], "after": "the same", "at": None})
+        found.append(
+            {**given, "before": given.get("in_words", given["label"]), "after": "the same", "at": None}
+        )
     return found
 
 

@@ -586,7 +586,7 @@ def scenarios_of(asked: Asked, every: Sequence[Swept]) -> Iterator[dict[str, Any
 def everywhere_of(every: Sequence[Swept]) -> list[dict[str, Any]]:
     """Returns who leads at every value, as summary.json has it; with the names of those that are equal."""
     return [
-        {"settings": dict(swept.settings), "place": name, **asdict(first), "label": _with_equal(first)}
+        {"settings": dict(swept.settings), "place": name, **asdict(first), "in_words": _with_equal(first)}
         for swept in every
         for name, first in swept.first.items()
         if all(lead.place != name for lead in swept.leads)

@@ -34,8 +34,8 @@ from simcore.studies.serving.runner import Bench, FoundOut
 
 # Benches that a worker keeps.
 MOST_BENCHES = 64
-# Between two attempts to end a run.
-AGAIN_S = 0.1
+# Between two attempts to end a run; and how many there are: a thread that has left the run is left in peace.
+AGAIN_S, MOST_ATTEMPTS = 0.1, 20
 # Prices, by ranks and group, as plain numbers: what the sizes are, costs, lines, lines that are packed. The
 # classes themselves are pickled in one way by the compiled core and in another by its sources.
 Plain = tuple[Any, ...]
@@ -280,9 +280,9 @@ def end(plan: str) -> None:
 
 
 def _end_run(plan: str) -> None:
-    """Ends a run, again and again until it is over: whoever may not fail, such as a callback of the garbage
-    collector, swallows an exception that comes there."""
-    while True:
+    """Ends a run, again until it is over: whoever may not fail, such as a callback of the garbage collector,
+    swallows an exception that comes there."""
+    for _ in range(MOST_ATTEMPTS):
         with _watched:
             if _here.plan != plan:
                 return
