@@ -30,6 +30,11 @@ Scenario = (
 _BY_STUDY = Annotated[Scenario, Field(discriminator="study")]
 
 
+def field_names() -> list[str]:
+    """Returns the fields of scenarios of all studies."""
+    return list(dict.fromkeys(name for study in get_args(Scenario) for name in study.model_fields))
+
+
 def json_schema() -> dict[str, Any]:
     """Returns the JSON schema of a scenario file, for editors."""
     schema = TypeAdapter(_BY_STUDY).json_schema()

@@ -809,8 +809,37 @@ def test_settings_are_of_the_plan_or_of_its_scenario(tmp_path: Path) -> None:
     asked = load_plan(path, "rate", settings)
     assert (asked.whatif.certainty, asked.name, asked.document["workload"]["requests"]) == (0.8, "other", 7)
     assert asked.limits[0].value == 0.25
-    plain = load_plan(written(tmp_path, BASE, "base.yaml"), "rate", ["name=third"])
-    assert plain.name == "third"
+    plain = load_plan(written(tmp_path, BASE, "base.yaml"), None, ["name=third", "question=rate"])
+    assert (plain.name, plain.question) == ("third", "rate")
+
+
+@pytest.mark.parametrize(
+    ("setting", "says"),
+    [
+        ("questoin=rate", "--set questoin: no such field; did you mean 'question'? (allowed: name, base"),
+        (
+            "constraint.ttft_p99_s=1",
+            "--set constraint.ttft_p99_s: no such field; did you mean 'constraints'",
+        ),
+        ("replica=3", "--set replica: no such field; did you mean 'replicas'?"),
+        ("routin=round_robin", "--set routin: no such field; did you mean 'routing'?"),
+        ("constraints.ttft_p9_s=1", "constraints: ttft_p9_s: no such metric; did you mean 'ttft_p99_s'?"),
+        ("question=brek_even", "question: is 'brek_even'; did you mean 'break_even'?"),
+        ("=3", "--set =3: KEY=VALUE is needed"),
+    ],
+)
+@pytest.mark.parametrize("alone", [False, True])
+def test_a_setting_that_is_misspelt_is_one_line(
+    setting: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, alone: bool
+) -> None:
+    """In a plan, and of a scenario that is asked a question."""
+    monkeypatch.chdir(tmp_path)
+    path = written(tmp_path, BASE if alone else {"base": BASE, "question": "rate"})
+    with pytest.raises(InputError) as error:
+        load_plan(path.relative_to(tmp_path), "rate" if alone else None, [setting])
+    assert says in str(error.value)
+    assert len(str(error.value)) < 300
+    assert "\n" not in str(error.value)
 
 
 def test_few_requests_behind_a_percentile_are_a_warning(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import copy
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
@@ -26,7 +27,7 @@ from simcore.input.shipped import file_or_shipped, names
 from simcore.planning.limits import STUDY, Limit, limits, of_slo
 from simcore.planning.slo import preset_names, preset_of
 from simcore.planning.verdict import Rule
-from simcore.scenario import put, set_field
+from simcore.scenario import field_names, put, set_field
 from simcore.studies.columns import METRICS
 
 Question = Literal["devices", "rate", "cost", "strategy", "grid", "break_even"]
@@ -275,9 +276,18 @@ def _check_bases(whatif: Whatif) -> None:
         _check_names("metric", whatif.metric, whatif)
     used = [*whatif.vary, *([] if whatif.over is None else [whatif.over])]
     if idle := [name for name in whatif.fields if name not in used]:
+        _check_misspelt(whatif, idle)
         raise FieldError(f"fields.{idle[0]}", f"is neither over nor in vary{nearest(idle[0], used)}")
     for base in whatif.bases:
         _check_set_once(whatif, base, used)
+
+
+def _check_misspelt(whatif: Whatif, idle: Sequence[str]) -> None:
+    """Raises FieldError if a name of `over` or `vary` is nearly one of `fields` that nothing uses."""
+    for name in [*([] if whatif.over is None else [whatif.over]), *whatif.vary]:
+        if name not in whatif.fields and get_close_matches(name, idle, n=1):
+            field = "over" if name == whatif.over else f"vary.{plain(name)}"
+            raise FieldError(field, f"{shown(name)} is no name of fields{nearest(name, idle)}")
 
 
 def _check_names(where: str, given: Mapping[str, Any], whatif: Whatif) -> None:
@@ -474,12 +484,18 @@ def _scenario(base: Any, path: Path, folder: Path, name: str) -> Based:
 
 
 def _of_plan(setting: str, document: Mapping[str, Any]) -> bool:
-    """Whether a setting is of a field of the plan's file, and not of its scenario."""
+    """Whether a setting is of a field of the plan's file, and not of its scenario. Raises InputError if it
+    is of neither."""
     key, _, _ = setting.partition("=")
     first, dot, _ = key.partition(".")
     if first == "slo" and dot:
         return False
-    return first in Whatif.model_fields and set(document) != {"base"}
+    known = field_names()
+    every = dict.fromkeys((*Whatif.model_fields, *known))
+    if first and first not in every:
+        raise InputError(f"--set {plain(key)}: no such field{nearest(first, every)}")
+    # A plan that is but a scenario may have fields of both names.
+    return first in Whatif.model_fields and (set(document) != {"base"} or first not in known)
 
 
 # Fields that each question searches.
