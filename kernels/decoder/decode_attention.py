@@ -29,15 +29,19 @@ from simcore.kernels.decoder.even_attention import (
     even_shapes,
 )
 from simcore.kernels.decoder.split_kv import (
+    BLOCK_BYTES,
+    MOST_PARTS,
+    WARPS,
     Cache,
     Shares,
     Workspace,
     block_added,
     cache,
     cache_of,
-    empty,
+    depth_that_fits,
     launched,
     load_queries,
+    made,
     nothing,
     padded,
     part,
@@ -105,13 +109,6 @@ class DecodeConfig:
         )
 
 
-# Shared memory that a program needs besides its blocks.
-SPARE_BYTES = 8 * 1024
-# Bytes of K of a block if two programs share a multiprocessor; with one program a multiprocessor, twice that.
-BLOCK_BYTES = 8 * 1024
-# Above this many parts, the sum costs more than a second program a multiprocessor gains.
-MOST_PARTS = 64
-STAGES, WARPS = 4, 4
 # The limit of a grid's third dimension.
 MOST_SEQUENCES = 65535
 
@@ -162,10 +159,8 @@ def decode_config(
         splits = _few_are_powers(capacity // (2 * block))
         block = max(block, min(128, 2 * BLOCK_BYTES // row_bytes))
     slices = 1 << min(4, max(0, splits.bit_length() - 4))
-    stages = STAGES
-    while stages > 2 and 2 * (stages - 1) * block * row_bytes + SPARE_BYTES > shared_bytes:
-        stages -= 1
-    return DecodeConfig(block, splits, stages, WARPS, slices, chained, max(1, processors // 2))
+    depth = depth_that_fits(block * row_bytes, shared_bytes)
+    return DecodeConfig(block, splits, depth, WARPS, slices, chained, max(1, processors // 2))
 
 
 def _few_are_powers(splits: int) -> int:
@@ -223,10 +218,9 @@ def decode_attention(
     [batch, blocks of a sequence] (int32). They may be fp8, with k_scale and v_scale (fp32 [kv_heads]): value
     = stored * scale. `scale` is 1/sqrt(d) by default. With `sinks` or `window` only the first `sinks`
     and last `window` tokens are attended. gate (int32 [1]): if it is 0 on the device, the launch does
-    nothing. space: see Workspace; by default a new one. config: the
-    layout, by default that of `config_for`; an EvenConfig deals the work evenly to all programs, whatever the
-    lengths. Returns out [batch, q_heads, d], zeros for a sequence
-    without tokens.
+    nothing. space: see Workspace; by default a new one. config: the layout, by default that of `config_for`;
+    an EvenConfig deals the work evenly to all programs, whatever the lengths. Returns out [batch, q_heads,
+    d], zeros for a sequence without tokens.
 
     Raises ValueError for tensors that do not fit together.
     """
@@ -242,7 +236,7 @@ def decode_attention(
     out = torch.empty_like(q) if out is None else out
     check_like("out", out, tuple(q.shape), q.dtype)
     launch = _evenly(q, kv, config) if isinstance(config, EvenConfig) else _by_sequence(q, kv, config)
-    space = space or Workspace(*(empty(q, *shape) for shape in launch.shapes))
+    space = space or made(q, launch.shapes)
     check_space(space, launch.shapes)
     windowed = sinks is not None or window is not None
     launch.kernel[launch.grid](

@@ -19,14 +19,18 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from simcore.kernels.decoder.checks import check_powers
 from simcore.kernels.decoder.split_kv import (
+    BLOCK_BYTES,
     LOADED_AT_ONCE,
+    MOST_PARTS,
     ONE_BY_ONE,
+    WARPS,
     Cache,
     Workspace,
     block_added,
     cache_of,
-    empty,
+    depth_that_fits,
     load_queries,
+    made,
     nothing,
     padded,
     part,
@@ -41,11 +45,6 @@ from simcore.kernels.gpu import Gpu
 
 # Every program holds all lengths: of more sequences than this it would hold too much.
 MOST_SEQUENCES = 1024
-# As in decode_attention: bytes of K of a block if two programs share a multiprocessor; parts of a head.
-BLOCK_BYTES, MOST_PARTS = 8 * 1024, 64
-STAGES, WARPS = 4, 4
-# Shared memory that a program needs besides its blocks.
-SPARE_BYTES = 8 * 1024
 # So many parts or fewer are summed with several queries at once; words of their tile that a warp holds.
 FEW_PARTS, FEW_WORDS = 8, 1024
 # Below so many blocks, a program's share is not cut further.
@@ -94,9 +93,7 @@ def even_config(*, kv_heads: int, head_dim: int, kv_bytes: int, gpu: Gpu) -> Eve
     parts = -(-programs // kv_heads) + 2
     # A thread loads four words of a slice at once.
     slices = min(1 << min(4, max(0, parts.bit_length() - 4)), padded(head_dim) // 4)
-    stages = STAGES
-    while stages > 2 and 2 * (stages - 1) * block * row_bytes + SPARE_BYTES > gpu.shared_bytes:
-        stages -= 1
+    stages = depth_that_fits(block * row_bytes, gpu.shared_bytes)
     sharers = max(1, gpu.processors // 2)
     return EvenConfig(block, programs, stages, WARPS, slices, LEAST, gpu.chained, sharers)
 
@@ -111,7 +108,7 @@ def even_shapes(q: Tensor, kv_heads: int, config: EvenConfig) -> list[tuple[int,
 
 def even_workspace(q: Tensor, kv_heads: int, config: EvenConfig) -> Workspace:
     """Makes a workspace for launches with q [batch, q_heads, d] of any batch and this layout."""
-    return Workspace(*(empty(q, *shape) for shape in even_shapes(q, kv_heads, config)))
+    return made(q, even_shapes(q, kv_heads, config))
 
 
 def even_constants(q: Tensor, kv: Cache, config: EvenConfig) -> dict[str, int]:

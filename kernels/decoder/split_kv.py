@@ -19,6 +19,7 @@ A waiting program holds a place on a multiprocessor. So a launch needs as many p
 sum, at most `DecodeConfig.sharers`, and concurrent launches need theirs together.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
@@ -32,6 +33,13 @@ from simcore.kernels.decoder.checks import kind
 
 # The interpreter runs programs one after another: no program may wait for a later one.
 ONE_BY_ONE = bool(triton.knobs.runtime.interpret)
+# Bytes of K of a block if two programs share a multiprocessor; with one program a multiprocessor, twice that.
+BLOCK_BYTES = 8 * 1024
+# Above this many parts, the sum costs more than a second program a multiprocessor gains.
+MOST_PARTS = 64
+STAGES, WARPS = 4, 4
+# Shared memory that a program needs besides its blocks.
+SPARE_BYTES = 8 * 1024
 # A matrix instruction takes at least so many rows.
 LEAST_ROWS = 16
 # Words of the summed parts that each warp of a program holds at most: 64 a thread, and as many logs.
@@ -214,6 +222,15 @@ def sizes(q: Tensor, kv: Cache, *, splits: int, slices: int, warps: int, sharers
     }
 
 
+def depth_that_fits(block_bytes: int, shared_bytes: int) -> int:
+    """Returns the pipeline stages whose blocks of K and V, of so many bytes each, fit a program's shared
+    memory; at least 2."""
+    depth = STAGES
+    while depth > 2 and 2 * (depth - 1) * block_bytes + SPARE_BYTES > shared_bytes:
+        depth -= 1
+    return depth
+
+
 def stages(wanted: int, kv: Cache) -> int:
     """Returns the pipeline stages to ask the compiler for: one more with a block table, because the compiler
     then takes one away for the look-up of addresses."""
@@ -253,7 +270,12 @@ def tile(count: int, columns: int, warps: int) -> int:
 
 def room(q: Tensor, kv_heads: int, *, parts: int, slices: int) -> Workspace:
     """Makes a workspace for `parts` parts of each pair."""
-    return Workspace(*(empty(q, *shape) for shape in shapes(q, kv_heads, parts, slices)))
+    return made(q, shapes(q, kv_heads, parts, slices))
+
+
+def made(q: Tensor, wanted: Sequence[tuple[int, ...]]) -> Workspace:
+    """Makes a workspace of these shapes on the device of q."""
+    return Workspace(*(empty(q, *shape) for shape in wanted))
 
 
 def shapes(q: Tensor, kv_heads: int, parts: int, slices: int) -> list[tuple[int, ...]]:
