@@ -15,7 +15,7 @@ import yaml
 import simcore
 from simcore.input.files import InputError
 from tests.command_line import call
-from tests.thorough import thorough
+from tests.thorough import slow, thorough
 
 ROOT = Path(__file__).resolve().parent.parent
 SERVING: Mapping[str, Any] = {
@@ -41,6 +41,7 @@ DECODE: Mapping[str, Any] = {
 }
 
 
+@slow
 def test_it_gives_what_the_command_line_gives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("s.yaml").write_text(yaml.safe_dump(dict(SERVING)))

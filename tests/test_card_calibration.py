@@ -400,6 +400,7 @@ def test_what_only_checks_does_not_keep_a_jump_from_being_found(
     assert 11 not in tokens
 
 
+@slow
 def test_intervals_cover_what_they_say(tmp_path: Path) -> None:
     """Of normal noise, 400 checks, 400 held-out shapes. The share inside varies by 0.015, the root of
     0.9 x 0.1 / 400, by the draws, and about as much by the checks: four standard errors of both, so that

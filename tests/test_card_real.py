@@ -138,6 +138,7 @@ def test_cases_are_run_until_nothing_is_captured_and_share_their_weights(tmp_pat
     assert real.states._weights is None
 
 
+@slow
 @emulated
 @pytest.mark.parametrize("layers", first(1, [1, 2]))
 def test_layers_alone_go_on_from_token_to_token(layers: int) -> None:

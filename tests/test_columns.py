@@ -16,7 +16,7 @@ from simcore.scenario import resolved
 from simcore.studies.columns import COLUMNS, METRICS, TABLES, metric
 from simcore.studies.common import FIGURE, Axes, OperatorAxes, ServingAxes, TilingAxes
 from tests.figures_as_they_are import SCENARIOS, written
-from tests.thorough import first
+from tests.thorough import first, slow
 
 SPLITS: Mapping[str, Any] = {
     "name": "s",
@@ -56,6 +56,7 @@ def arrow_type(kind: pa.DataType) -> str:
     return "number" if pa.types.is_floating(kind) else "text"
 
 
+@slow
 @pytest.mark.parametrize("name", first(3, RUNS))
 def test_the_schema_of_a_run_is_that_of_its_tables(name: str, tmp_path: Path) -> None:
     result = simcore.run(RUNS[name], jobs=1)

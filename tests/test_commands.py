@@ -28,6 +28,7 @@ from simcore.planning.whatif import load_plan
 from simcore.scenario import scenario_of
 from simcore.studies.serving.engines.presets import engine_names
 from tests.engine_options import SOURCES, folder_of, options
+from tests.thorough import slow
 
 LISTS = Path(__file__).parent / "data" / "engine_options"
 # Lists of options by package, of the newest version.
@@ -303,6 +304,7 @@ def written(folder: Path, **more: Any) -> Path:
     return path
 
 
+@slow
 def test_a_plan_ends_with_commands_and_bounds_the_energy_of_a_token(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,7 +21,7 @@ from simcore.scenario import parse_scenario, resolved
 from simcore.studies.common import Outcome
 from simcore.studies.one_device import DeviceStudy
 from simcore.studies.several_devices import SeveralDevices
-from tests.thorough import first
+from tests.thorough import first, slow
 
 H100, H200 = load_device("h100-sxm"), load_device("h200-sxm")
 MORE_MEMORY = {"hbm_bytes_per_s": {"times": 1.5}}
@@ -204,6 +204,7 @@ def outcome_of(device: Any, **fields: Any) -> tuple[SeveralDevices, Outcome]:
     return study, study.run(lambda *_: None)
 
 
+@slow
 def test_several_devices_are_one_study() -> None:
     _, outcome = outcome_of(["h100-sxm", "h200-sxm", {"base": "h200-sxm", "change": MORE_MEMORY}])
     assert outcome.answer.startswith(

@@ -32,7 +32,7 @@ from tests.test_triton_attention import (
     poisoned,
     small_case,
 )
-from tests.thorough import first
+from tests.thorough import first, slow
 
 PAGED = Shape(kv_heads=2, group=5, head_dim=64, block=16)
 
@@ -72,6 +72,7 @@ def test_a_head_may_have_many_parts(seed: int) -> None:
     attended(make_case(shape, lengths, seed, device=DEVICE), config)
 
 
+@slow
 @interpreted
 def test_the_number_of_programs_does_not_matter() -> None:
     case = make_case(PAGED, [70, 0, 3, 41], 1, capacity=96, device=DEVICE)

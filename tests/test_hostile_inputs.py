@@ -42,7 +42,7 @@ from simcore.input.files import (
 )
 from simcore.workload.spec import TraceArrivals
 from tests import fuzz_inputs, hostile
-from tests.thorough import examples, first, thorough
+from tests.thorough import examples, first, slow, thorough
 
 ROOT = Path(__file__).resolve().parent.parent
 LONGEST = 300
@@ -137,6 +137,7 @@ def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run"
 
 
+@slow
 def test_a_spoilt_run_directory_gives_a_report_or_one_line(
     finished_run: Path, call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -192,7 +193,7 @@ def test_what_is_repeated_is_short_and_printable(text: str, names: list[str]) ->
         ("a: &a {x: 1}\nb: &b {<<: [*a, *a]}\n" + "c: &c {<<: [" + ", ".join(40 * ["*b"]) + "]}", ""),
         ("&a [*a]", "an alias stands for what it is in"),
         ("&a {b: *a}", "an alias stands for what it is in"),
-        (1500 * "[" + 1500 * "]", "nested more than 40 deep"),
+        pytest.param(1500 * "[" + 1500 * "]", "nested more than 40 deep", marks=slow),
         (100 * "[" + 100 * "]", "nested more than 40 deep"),
         ("a: " + 400 * "7", "a number of 400 digits; at most 40 are allowed"),
         ("a: " + 5000 * "7", "a number of 5000 digits; at most 40 are allowed"),
@@ -297,6 +298,7 @@ def test_a_table_that_is_none_is_one_line(tmp_path: Path, content: bytes, says: 
     assert says in str(refused.value)
 
 
+@slow
 def test_parquet_of_any_number_of_rows_is_refused_before_it_is_read(call: Call) -> None:
     # Three columns of one value each, 30 million times: a few kilobytes.
     one = pa.array([1] * 1000, pa.int32())
@@ -429,6 +431,7 @@ def test_export_refuses_requests_that_no_run_writes(call: Call, finished_run: Pa
 # -- text is UTF-8 -----------------------------------------------------------------------------------------
 
 
+@slow
 def test_every_text_that_is_read_or_written_names_its_encoding() -> None:
     """No text in the locale's encoding: calls of open, read_text and write_text, looked at one by one."""
     found = []

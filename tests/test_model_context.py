@@ -311,6 +311,7 @@ def test_the_longest_request_that_comes_decides(tmp_path: Path) -> None:
     assert serve(tmp_path, workload=work) == 0
 
 
+@slow
 def test_a_quantized_model_is_served(tmp_path: Path) -> None:
     """Its formats stand in the run's provenance and notes; more KV blocks are left than in bf16."""
     quantization = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True}

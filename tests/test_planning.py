@@ -561,6 +561,7 @@ def test_devices_are_those_of_an_exhaustive_search(tmp_path: Path) -> None:
     assert plan.answer.startswith(f"{best['devices']} h200-sxm")
 
 
+@slow
 def test_a_plan_is_the_same_by_one_process_and_by_two(tmp_path: Path) -> None:
     document = {"base": BASE, "vary": {"devices": [1, 2], "seed": [1, 2]}, "replicas": 5}
     one, two = (planned(tmp_path, document, "grid", jobs=jobs) for jobs in (1, 2))
@@ -780,6 +781,7 @@ def test_a_broken_store_is_made_again_and_none_is_no_fault(tmp_path: Path) -> No
 # -- the command line --------------------------------------------------------------------------------------
 
 
+@slow
 def test_the_command_line_writes_a_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     path = written(tmp_path, {**BASE, "strategies": [{"kind": "continuous_batching", "ranks": 1}]})
@@ -842,6 +844,7 @@ def test_a_setting_that_is_misspelt_is_one_line(
     assert "\n" not in str(error.value)
 
 
+@slow
 def test_few_requests_behind_a_percentile_are_a_warning(tmp_path: Path) -> None:
     plan = planned(tmp_path, {"base": BASE, "vary": {"seed": [1]}, "replicas": 3}, "grid")
     assert any("too few requests for p99" in warning for warning in plan.warnings)

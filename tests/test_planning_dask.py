@@ -170,6 +170,7 @@ def test_a_run_ends_though_its_end_was_swallowed_once() -> None:
 # -- on a cluster --------------------------------------------------------------------------------------------
 
 
+@slow
 def test_a_cluster_finds_what_one_process_finds(cluster: Any, tmp_path: Path) -> None:
     here, there = planned(tmp_path, GRID), planned(tmp_path, GRID, cluster.scheduler_address)
     assert here.lines == there.lines
@@ -178,6 +179,7 @@ def test_a_cluster_finds_what_one_process_finds(cluster: Any, tmp_path: Path) ->
     assert there.made_by == "Dask, 2 workers"
 
 
+@slow
 @pytest.mark.usefixtures("own_modules")
 def test_a_strategy_of_ones_own_runs_there_by_its_file(cluster: Any, tmp_path: Path) -> None:
     (tmp_path / "own_there.py").write_text(OWN)

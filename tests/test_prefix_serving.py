@@ -328,6 +328,7 @@ def test_a_cache_with_a_limit_reuses_what_a_plain_lru_does(block: int) -> None:
     assert both > 0
 
 
+@slow
 def test_an_overlapping_run_reuses_what_the_hashes_of_mooncake_say() -> None:
     path = mooncake("synthetic")
     load = {**trace(path, rate_scale=0.5), "requests": 300}

@@ -165,6 +165,7 @@ STUDIES = [
 ]
 
 
+@slow
 @pytest.mark.usefixtures("without_report")
 @pytest.mark.parametrize("scenario", first(1, STUDIES), ids=["serving", "serving by several ranks", *OTHERS])
 def test_a_study_leaves_the_same_bytes_by_one_process_and_by_three(

@@ -351,6 +351,7 @@ def test_sections_stand_in_the_order_of_the_argument(everything: Path) -> None:
     ]
 
 
+@slow
 def test_names_are_escaped_everywhere(tmp_path: Path) -> None:
     evil = "</script><script>alert(1)</script>"
     rows = few().replace("ALSpec, 4+4 devices", evil)

@@ -210,6 +210,7 @@ def way(point: str, command: str | None, router: str = "") -> dict[str, Any]:
     }
 
 
+@slow
 def test_commands_stand_whole_on_the_page_with_what_they_do_not_say(tmp_path: Path) -> None:
     how = [way("two", "serve m --a '<x>' && b", "nginx -s reload"), way("four", None)]
     page = page_of(written(tmp_path, "devices", searched(), how_to_run=how))

@@ -203,6 +203,7 @@ def test_a_curve_of_many_requests_is_their_quantiles() -> None:
     assert (some.tolist(), share.tolist()) == ([1.0, 3.0], [50.0, 100.0])
 
 
+@slow
 def test_trends_are_the_results_and_bands_their_intervals(page: Path, run_dir: Path) -> None:
     figure = _data(page)["plots"]["against-rate_per_s"]["figures"]["1,0"]
     band, line = (

@@ -181,6 +181,7 @@ def test_requests_are_followed_beyond_the_window() -> None:
 # -- overload, closed loops, short runs --------------------------------------------------------------------
 
 
+@slow
 @pytest.mark.parametrize(
     ("load", "low", "high"),
     [
