@@ -63,7 +63,7 @@ NUMBERS: list[tuple[str, Any, Any]] = [
     ("workload.requests", 0, 10_000_001),
     ("workload.max_tokens", 0, 10_000_001),
     ("workload.arrivals.rate_per_s", 0, 1e7),
-    ("workload.arrivals.span_intervals", 0.0, 1e10),
+    ("workload.arrivals.span_intervals", 1e-10, 1e10),
     ("workload.prompt_tokens.mean", 0.5, 1e8),
     ("workload.prompt_tokens.cv", 0.0, 101),
     ("workload.prompt_tokens.max", 0, 10_000_001),

@@ -6,8 +6,9 @@
 sequence stand side by side, and so do the heads of a sequence. Each program reads all lengths and finds its
 blocks itself: the host plans nothing, and however the lengths differ, no program reads more than a block more
 than another. A head that one program attends whole is written at once. Of the others each program writes its
-part, and the last programs of a head sum the parts, as in `split_kv`. A program has at most two parts: one
-that ends a head or goes on with it, and one that begins a head. So the workspace is as large for any batch.
+part. The program that ends a head adds few parts to its own, without a trip to memory for that; many parts
+are summed by the last programs of the head, as in `split_kv`. A program has at most two parts: one that ends
+a head or goes on with it, and one that begins a head. So the workspace is as large for any batch.
 """
 
 from dataclasses import dataclass
@@ -20,8 +21,8 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from simcore.kernels.decoder.checks import check_powers
 from simcore.kernels.decoder.split_kv import (
     BLOCK_BYTES,
+    EMPTY,
     LOADED_AT_ONCE,
-    MOST_PARTS,
     ONE_BY_ONE,
     WARPS,
     Cache,
@@ -39,6 +40,7 @@ from simcore.kernels.decoder.split_kv import (
     store_queries,
     sum_parts,
     tile,
+    two_added,
     write_part,
 )
 from simcore.kernels.gpu import Gpu
@@ -47,6 +49,8 @@ from simcore.kernels.gpu import Gpu
 MOST_SEQUENCES = 1024
 # So many parts or fewer are summed with several queries at once; words of their tile that a warp holds.
 FEW_PARTS, FEW_WORDS = 8, 1024
+# The program that ends a head adds so many other parts to its own itself, one after another.
+JOINED = tl.constexpr(3)
 # Below so many blocks, a program's share is not cut further.
 LEAST = 2
 
@@ -82,14 +86,15 @@ class EvenConfig:
 def even_config(*, kv_heads: int, head_dim: int, kv_bytes: int, gpu: Gpu) -> EvenConfig:
     """Returns the layout for a shape; `kv_bytes` an element of K and V.
 
+    One program a multiprocessor: two, with blocks half as large, cut twice as many heads, and end later than
+    they begin by more. (Measured on an H100: docs/measurements/kernels.md.)
+
     >>> even_config(kv_heads=8, head_dim=128, kv_bytes=2, gpu=Gpu())
-    EvenConfig(block=32, programs=264, stages=4, warps=4, slices=4, least=2, chained=False, sharers=66)
+    EvenConfig(block=64, programs=132, stages=4, warps=4, slices=2, least=2, chained=False, sharers=66)
     """
-    programs, block_bytes = 2 * gpu.processors, BLOCK_BYTES
-    if programs // kv_heads > MOST_PARTS:
-        programs, block_bytes = gpu.processors - 2, 2 * BLOCK_BYTES
+    programs = gpu.processors
     row_bytes = padded(head_dim) * kv_bytes
-    block = max(16, min(128, block_bytes // row_bytes))
+    block = max(16, min(128, 2 * BLOCK_BYTES // row_bytes))
     parts = -(-programs // kv_heads) + 2
     # A thread loads four words of a slice at once.
     slices = min(1 << min(4, max(0, parts.bit_length() - 4)), padded(head_dim) // 4)
@@ -148,13 +153,30 @@ def _blocks(length, sinks, window, capacity, BLOCK: tl.constexpr, WINDOWED: tl.c
 
 
 @triton.jit
-def _place(at, ends, blocks, numbers, HEADS: tl.constexpr):
-    """Where block `at` of all blocks is: the sequence, its blocks, the head, and the head's first block."""
-    sequence = tl.sum((ends <= at).to(tl.int32))
-    count = tl.sum(tl.where(numbers == sequence, blocks, 0))
-    before = tl.sum(tl.where(numbers < sequence, blocks, 0)) * HEADS
-    head = (at - before) // count
-    return sequence, count, head, before + head * count
+def _programs(total, heads, PROGRAMS: tl.constexpr, LEAST_BLOCKS: tl.constexpr):
+    """How many programs share `total` blocks of `heads` heads. If it leaves few programs idle, so many that
+    heads of equal lengths are cut into equal parts, or not at all."""
+    programs = tl.minimum(PROGRAMS, tl.cdiv(total, LEAST_BLOCKS))
+    heads = tl.maximum(heads, 1)
+    rounds = tl.cdiv(heads, tl.maximum(programs, 1))
+    alike = tl.where(heads % rounds == 0, heads // rounds, 0)
+    alike = tl.where(heads <= programs, programs // heads * heads, alike)
+    return tl.where(alike * 16 >= programs * 15, alike, programs)
+
+
+@triton.jit
+def _begin(program, share, rest, programs):
+    """The first block of a program: program T / P, where T = share P + rest."""
+    return program * share + program * rest // programs
+
+
+@triton.jit
+def _program_of(block, total, share, rest, programs):
+    """The program that takes a block: as a fraction of all, then exactly."""
+    near = (block.to(tl.float32) / total.to(tl.float32) * programs).to(tl.int32)
+    near = tl.minimum(near, programs - 1)
+    near -= (_begin(near, share, rest, programs) > block).to(tl.int32)
+    return near + (_begin(near + 1, share, rest, programs) <= block).to(tl.int32)
 
 
 @triton.jit
@@ -182,32 +204,41 @@ def even_attention_kernel(
     program = tl.program_id(0)
     numbers = tl.arange(0, BATCH)
     lengths = tl.load(lengths_ptr + numbers, mask=numbers < batch, other=0)
-    lengths, _attended, blocks = _blocks(lengths, sinks, window, capacity, BLOCK, WINDOWED)
+    _length, _attended, blocks = _blocks(lengths, sinks, window, capacity, BLOCK, WINDOWED)
     ends = tl.cumsum(blocks, 0) * HEADS
-    total = tl.sum(blocks) * HEADS
-    programs = tl.minimum(PROGRAMS, tl.cdiv(total, LEAST_BLOCKS))
+    total, heads = tl.reduce((blocks * HEADS, (blocks > 0).to(tl.int32) * HEADS), 0, two_added)
+    programs = _programs(total, heads, PROGRAMS, LEAST_BLOCKS)
     none = tl.zeros([], tl.int64)
-    for sequence in range(program, batch, PROGRAMS):
-        if tl.load(lengths_ptr + sequence) <= 0 or (WINDOWED and sinks + window == 0):
-            for head in range(HEADS):
-                base = out_ptr + (none + sequence) * stride_out_sequence + head * GROUP * stride_out_head
-                store_queries(
-                    tl.zeros([ROWS, DIM], tl.float32), base, stride_out_head, GROUP, ROWS, HEAD_DIM, DIM
-                )
+    if heads < batch * HEADS:
+        for sequence in range(program, batch, PROGRAMS):
+            if tl.load(lengths_ptr + sequence) <= 0 or (WINDOWED and sinks + window == 0):
+                for head in range(HEADS):
+                    base = out_ptr + (none + sequence) * stride_out_sequence + head * GROUP * stride_out_head
+                    store_queries(
+                        tl.zeros([ROWS, DIM], tl.float32), base, stride_out_head, GROUP, ROWS, HEAD_DIM, DIM
+                    )
     if program >= programs:
         return
-    begin = (program.to(tl.int64) * total // programs).to(tl.int32)
-    end = ((program.to(tl.int64) + 1) * total // programs).to(tl.int32)
-    at = begin
-    while at < end:
-        sequence, count, head, first = _place(at, ends, blocks, numbers, HEADS)
+    share, rest = total // programs, total % programs
+    begin = _begin(program, share, rest, programs)
+    at = _begin(program + 1, share, rest, programs)
+    sequence, head, first, count = at, at, at, at
+    joinable = _begin(tl.maximum(program - JOINED, 0), share, rest, programs)
+    # From the last block on: so the part that begins a head is there long before the program that ends the
+    # head, which comes to it last, asks for it.
+    while at > begin:
+        sequence, before = tl.reduce(
+            ((ends < at).to(tl.int32), tl.where(ends < at, blocks * HEADS, 0)), 0, two_added
+        )
         length = tl.load(lengths_ptr + sequence)
-        length, tokens, _all = _blocks(length, sinks, window, capacity, BLOCK, WINDOWED)
+        length, tokens, count = _blocks(length, sinks, window, capacity, BLOCK, WINDOWED)
+        head = (at - 1 - before) // count
+        first = before + head * count
         turn = length
         if WINDOWED:
             turn = tl.minimum(length, sinks)
-        from_block = at - first
-        to_block = tl.minimum(count, end - first)
+        from_block = tl.maximum(begin - first, 0)
+        to_block = at - first
         q_base = q_ptr + sequence.to(tl.int64) * stride_q_sequence + head * GROUP * stride_q_head
         q = load_queries(q_base, stride_q_head, GROUP, ROWS, HEAD_DIM, DIM)
         k_base, v_base = cache_of(
@@ -235,31 +266,71 @@ def even_attention_kernel(
         if from_block == 0 and to_block == count:
             base = out_ptr + sequence.to(tl.int64) * stride_out_sequence + head * GROUP * stride_out_head
             store_queries(out, base, stride_out_head, GROUP, ROWS, HEAD_DIM, DIM)
+        elif to_block == count and first >= joinable:
+            begins = _program_of(first, total, share, rest, programs)
+            joined = _joined(
+                out, log, partials_ptr, logs_ptr, begins, program, PROGRAMS, GROUP, ROWS, HEAD_DIM, DIM
+            )
+            base = out_ptr + sequence.to(tl.int64) * stride_out_sequence + head * GROUP * stride_out_head
+            store_queries(joined, base, stride_out_head, GROUP, ROWS, HEAD_DIM, DIM)
         else:
             row = (program + tl.where(from_block == 0, PROGRAMS, 0)).to(tl.int64) * GROUP
             write_part(
                 out, log, partials_ptr, logs_ptr, row, GROUP, ROWS, HEAD_DIM, DIM, DIM // LOADED_AT_ONCE
             )
-        at = first + to_block
-    # The head that this program ended or went on with, then the one that it began: the first has come.
-    for which in range(2):
-        sequence, count, head, first = _place(begin if which == 0 else end - 1, ends, blocks, numbers, HEADS)
-        begins = ((first.to(tl.int64) + 1) * programs - 1) // total
-        last = (((first + count).to(tl.int64) * programs - 1) // total).to(tl.int32)
-        parts = last - begins.to(tl.int32) + 1
-        # At both places the same head: once is enough.
-        if parts > 1 and not (which == 1 and first <= begin):
-            base = out_ptr + sequence.to(tl.int64) * stride_out_sequence + head * GROUP * stride_out_head
-            if parts <= FEW:
-                _sum(
-                    partials_ptr, logs_ptr, base, stride_out_head, begins * GROUP, parts, last - program,
-                    FEW_SHARERS, FEW_SHARES, FEW, FEW_QUERIES, DIM, 1, PROGRAMS, GROUP, HEAD_DIM, DIM,
-                )  # fmt: skip
-            else:
-                _sum(
-                    partials_ptr, logs_ptr, base, stride_out_head, begins * GROUP, parts, last - program,
-                    SHARERS, SHARES, PARTS, QUERIES, COLUMNS, SLICES, PROGRAMS, GROUP, HEAD_DIM, DIM,
-                )  # fmt: skip
+        at = tl.maximum(first, begin)
+    # What came last is the head that this program ended or went on with. The program that began it does not
+    # sum: it would wait for others after its last block.
+    if first < begin:
+        begins = _program_of(first, total, share, rest, programs)
+        last = _program_of(first + count - 1, total, share, rest, programs)
+        parts = last - begins + 1
+        base = out_ptr + sequence.to(tl.int64) * stride_out_sequence + head * GROUP * stride_out_head
+        row = begins.to(tl.int64) * GROUP
+        if parts > JOINED + 1 and parts <= FEW:
+            _sum(
+                partials_ptr, logs_ptr, base, stride_out_head, row, parts, last - program,
+                FEW_SHARERS, FEW_SHARES, FEW, FEW_QUERIES, DIM, 1, PROGRAMS, GROUP, HEAD_DIM, DIM,
+            )  # fmt: skip
+        if parts > FEW:
+            _sum(
+                partials_ptr, logs_ptr, base, stride_out_head, row, parts, last - program,
+                SHARERS, SHARES, PARTS, QUERIES, COLUMNS, SLICES, PROGRAMS, GROUP, HEAD_DIM, DIM,
+            )  # fmt: skip
+
+
+@triton.jit
+def _joined(
+    out, log, partials_ptr, logs_ptr, begins, program,
+    PROGRAMS: tl.constexpr,
+    GROUP: tl.constexpr, ROWS: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr,
+):  # fmt: skip
+    """The sum of a part, which ends a head, and of those of the programs from `begins` on, each taken as soon
+    as it is there. The part itself needs no trip to memory."""
+    rows, columns = tl.arange(0, ROWS)[:, None], tl.arange(0, DIM)[None, :]
+    counted = (rows < GROUP) & (columns < DIM)
+    there = counted & (columns < HEAD_DIM)
+    empty = tl.full([ROWS, DIM], EMPTY, tl.int32)
+    top = tl.broadcast_to(log[:, None], [ROWS, DIM])
+    total = tl.full([ROWS, DIM], 1.0, tl.float32)
+    for other in range(begins, program):
+        row = (other + tl.where(other == begins, PROGRAMS, 0)).to(tl.int64) * GROUP
+        logs_at = logs_ptr + (row + rows) * DIM + columns
+        words_at = partials_ptr + (row + rows) * HEAD_DIM + columns
+        logs = tl.load(logs_at, mask=counted, other=0, volatile=True)
+        words = tl.load(words_at, mask=there, other=0, volatile=True)
+        while tl.max(((logs == EMPTY) | (words == EMPTY)).to(tl.int32)) == 1:
+            logs = tl.load(logs_at, mask=counted, other=0, volatile=True)
+            words = tl.load(words_at, mask=there, other=0, volatile=True)
+        tl.store(logs_at, empty, mask=counted)
+        tl.store(words_at, empty, mask=there)
+        its = logs.to(tl.float32, bitcast=True)
+        higher = tl.maximum(its, top)
+        shrink, weight = tl.exp2(top - higher), tl.exp2(its - higher)
+        out = out * shrink + words.to(tl.float32, bitcast=True) * weight
+        total = total * shrink + weight
+        top = higher
+    return out / total
 
 
 @triton.jit
@@ -270,7 +341,7 @@ def _sum(
     PROGRAMS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr,
 ):  # fmt: skip
     """Sums the shares of a head that fall to the program `behind` its last one; the parts begin at `row`."""
-    sharers = tl.minimum(parts, SHARERS)
+    sharers = tl.minimum(parts - 1, SHARERS)
     if behind < sharers:
         for share in range(behind, SHARES, sharers):
             query, first_column = share // SLICES * QUERIES, share % SLICES * COLUMNS

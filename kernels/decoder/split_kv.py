@@ -48,7 +48,7 @@ HELD = 2048
 FEW_PARTS = 8
 # Neighbouring words that a thread loads at once.
 LOADED_AT_ONCE = tl.constexpr(4)
-# One in so many parts is polled while most parts are still to come.
+# Of many parts one in so many is polled while most are still to come; of so few all are.
 LOOKED_AT = tl.constexpr(8)
 # A bit pattern that no result has: the NaN of a GPU's arithmetic has another pattern.
 EMPTY = tl.constexpr(-1)
@@ -460,7 +460,8 @@ def sum_parts(
         # First poll a few words, other ones for each share: many programs wait here, and programs that still
         # read need the bandwidth.
         share = query + first_column // COLUMNS
-        few = counted & (at == 0)[None, :] & (number % LOOKED_AT == share % LOOKED_AT)
+        EVERY: tl.constexpr = max(1, min(LOOKED_AT, PARTS // LOOKED_AT))
+        few = counted & (at == 0)[None, :] & (number % EVERY == share % EVERY)
         waiting = tl.max((tl.load(logs_at, mask=few, other=0, volatile=True) == EMPTY).to(tl.int32))
         while waiting == 1:
             waiting = tl.max((tl.load(logs_at, mask=few, other=0, volatile=True) == EMPTY).to(tl.int32))

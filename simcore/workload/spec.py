@@ -64,7 +64,7 @@ class PoissonArrivals(_Paced):
     """Exponential gaps, the first request at once."""
 
     kind: Literal["poisson"]
-    span_intervals: Annotated[float, Field(gt=0.0, le=1e9)] | None = Field(
+    span_intervals: Annotated[float, Field(ge=1e-9, le=1e9)] | None = Field(
         None, description="mean intervals after which the last request comes; by default that is drawn too"
     )
 
