@@ -248,7 +248,9 @@ def lines(name: str) -> Iterator[Line]:
         yield ["case", ", ".join(told)]
         for row in rows:
             yield [row.metric, row.value, row.low, row.high, row.unit, row.source, row.op_kind]
-    yield from (["compared", *one.values()] for one in compared)
+    for one in compared:
+        # The error of equal figures is rounding, which differs between versions of Python.
+        yield ["compared", *{**one, "error_pct": round(one["error_pct"], 10)}.values()]
     for table, columns in sorted(outcome.tables.items()):
         for column, values in columns.items():
             numbers = np.asarray(values)

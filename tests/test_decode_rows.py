@@ -21,6 +21,8 @@ from simcore.studies.common import Axes, Outcome, Row
 from simcore.studies.decode import study as decode_study
 from simcore.studies.decode.cases import _rate_hits, cannot_run, does_not_fit, rival_of
 from simcore.studies.decode.runner import Bench, Case, Hits, Result, _average, _middle
+from simcore.studies.decode.scenario import ErrorBounds
+from simcore.studies.decode.speculation import linear_bound
 from simcore.studies.one_device import DeviceStudy
 from tests.thorough import slow
 
@@ -252,3 +254,38 @@ def test_a_speculative_kernel_priced_below_the_plain_one_has_no_extra_time(
     (row,) = (row for row in rows if row["metric"] == "verification_s")
     assert row["value"] == (extra_s if extra_s > 0.0 else None)
     assert ("below the plain one" in row["source"]) == (extra_s < 0.0)
+
+
+def decode_scenario(**changes: Any) -> dict[str, Any]:
+    strategy = {"kind": "alspec", "ranks": 1, "hits": {"kind": "rate", "value": [0.25, 0.75]}}
+    given = {"device": "h200-sxm", "model": "llama-3.1-8b", "context_tokens": [256, 512], "baseline": None}
+    return {"name": "d", "study": "decode", "strategies": [strategy], **given, **changes}
+
+
+def ran(**changes: Any) -> Outcome:
+    parts = assemble(parse_scenario(decode_scenario(**changes), "d"), "d")
+    return parts.study.run(lambda *_: None)
+
+
+def test_cases_go_through_contexts_first_then_hits() -> None:
+    rows = [row for row in ran().rows if row.metric == "token_latency_s"]
+    found = [(row.axes.context_tokens, row.axes.hit_rate) for row in rows]
+    assert found == [(256, 0.25), (256, 0.75), (512, 0.25), (512, 0.75)]
+
+
+def test_the_bound_to_first_order_stands_beside_the_others() -> None:
+    hits = {"kind": "published", "task": "gsm8k-cot", "threshold": 0.1}
+    given = {"alpha": 1e-3, "beta": 2e-3, "f_r": 0.5, "c": 0.25}
+    outcome = ran(
+        strategies=[{"kind": "alspec", "ranks": 1, "hits": hits}], context_tokens=256, error_bounds=given
+    )
+    found = {row.metric: row.value for row in outcome.rows}
+    assert found["error_bound_linear"] == linear_bound(32, 1e-3, 2e-3, 0.5, 0.1)
+    assert found["error_bound_linear"] < found["error_bound_worst_case"]
+
+
+@pytest.mark.parametrize("c", [0.0, -1.0, math.inf, math.nan])
+def test_the_constant_of_a_bound_is_above_zero(c: float) -> None:
+    assert ErrorBounds(c=1e-3).c == 1e-3
+    with pytest.raises(ValueError, match=r"c\n"):
+        ErrorBounds(c=c)

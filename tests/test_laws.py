@@ -323,6 +323,21 @@ def test_an_op_that_is_assumed_to_be_free_has_no_roofline(traces: list[Trace]) -
         assert laws.violations(replace(trace, spans=[assumed(span) for span in trace.spans])) == {}
 
 
+def test_an_op_that_is_assumed_to_be_free_hides_none_behind_it(traces: list[Trace]) -> None:
+    seen = 0
+    for trace in traces:
+        for span in trace.spans:
+            if len(span.ops) < 2:
+                continue
+            first = replace(span.ops[0], price=replace(span.ops[0].price, source="assumed"))
+            _, start_s, end_s = list(span.op_times())[-1]
+            last = replace(span.ops[-1], floor_s=1.01 * (end_s - start_s) + STEP)
+            broken = with_span(trace, replace(span, ops=(first, *span.ops[1:-1], last)))
+            assert "roofline" in laws.violations(broken)
+            seen += 1
+    assert seen
+
+
 def test_one_bit_of_difference_is_seen(traces: list[Trace]) -> None:
     seen = 0
     for trace in traces:

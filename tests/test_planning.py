@@ -27,7 +27,7 @@ from simcore.planning.runs import Ask, Ran
 from simcore.planning.searches import Judged, drive, fewest, highest, judge
 from simcore.planning.slo import presets
 from simcore.planning.store import FILE, Store
-from simcore.planning.verdict import Rule, cox_upper, hall_upper, interval, judged
+from simcore.planning.verdict import Rule, cox_upper, hall_upper, interval, judged, upper
 from simcore.planning.whatif import QUESTIONS, Linear, Logarithmic, load_plan
 from tests.thorough import slow, thorough
 
@@ -84,6 +84,12 @@ def test_coxs_bound_of_equal_logarithms_is_their_mean() -> None:
     assert cox_upper([2.0, 2.0, 2.0], 3.0) == pytest.approx(2.0)
     # exp(m + v / 2) of logarithms 0 and 2: m = 1, v = 2.
     assert cox_upper([1.0, np.exp(2.0)], 0.0) == pytest.approx(np.exp(2.0))
+
+
+def test_the_bound_of_two_values_is_students() -> None:
+    """The standard error of 3 and 5 is 1. Values that are all equal have none."""
+    assert upper([3.0, 5.0], 2.0) == pytest.approx(6.0)
+    assert upper([2.5, 2.5, 2.5], 3.0) == 2.5
 
 
 def test_halls_bound_without_skewness_is_students() -> None:
