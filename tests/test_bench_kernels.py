@@ -6,13 +6,14 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from simcore.validate.benchmarks import cases
+from simcore.validate.benchmarks import cases, peers
 from simcore.validate.benchmarks import kernels as bench_kernels
 from simcore.validate.benchmarks import run as bench_run
 from simcore.validate.benchmarks.cases import (
@@ -437,5 +438,32 @@ def test_what_cannot_be_is_one_line(
 
 def test_parts_are_in_the_order_that_is_asked_for() -> None:
     assert named("--parts", "table,anchors", bench_kernels.BY_NAME) == ["table", "anchors"]
-    assert len(bench_kernels.BY_NAME) == len(bench_kernels.PARTS) == 14
+    assert len(bench_kernels.BY_NAME) == len(bench_kernels.PARTS) == 16
     assert all(f"\n{name} " in str(bench_kernels.__doc__) for name in bench_kernels.BY_NAME)
+
+
+@pytest.mark.parametrize("case", cases.RAGGED, ids=str)
+def test_lengths_are_drawn_alike_at_every_call(case: cases.Case) -> None:
+    lengths = case.lengths
+    assert lengths == replace(case).lengths
+    assert len(lengths) == case.batch
+    assert lengths[0] == max(lengths) == case.context
+    assert min(lengths) >= 1
+    assert case.read_bytes == 4 * case.kv_heads * case.head_dim * sum(lengths) < case.kv_bytes
+    assert replace(case, drawn="").read_bytes == case.kv_bytes
+
+
+def test_a_planned_peer_is_told_each_sequences_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[Any] = []
+    wrapper = SimpleNamespace(plan=lambda *given, **_: told.extend(given))
+    monkeypatch.setattr(peers, "_flashinfer_space", lambda: None)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    tensor = partial(torch.tensor, device="cpu")
+    monkeypatch.setattr(torch, "tensor", lambda data, dtype, device: tensor(data, dtype=dtype))
+    case = cases.Case(3, 4, 2, 64, drawn="uniform")
+    peers._planned(lambda *_, **__: wrapper, case, 16, for_graphs=False)
+    first, pages, last = (x.tolist() for x in told[:3])
+    for i, length in enumerate(case.lengths):
+        own = pages[first[i] : first[i + 1]]
+        assert own == list(range(4 * i, 4 * i + len(own)))
+        assert 16 * (len(own) - 1) + last[i] == length

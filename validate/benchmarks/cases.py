@@ -12,6 +12,7 @@ import math
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from random import Random
 from typing import ClassVar, Protocol
 
 import numpy as np
@@ -46,10 +47,21 @@ class Shape(Protocol):
         """The fewest bytes that must be moved."""
 
 
+Draw = Callable[[Random, int], float]
+# Tokens of a sequence where the longest has so many.
+DRAWN: Mapping[str, Draw] = {
+    "": lambda random, most: most,
+    "uniform": lambda random, most: random.uniform(0.1 * most, most),
+    "lognormal": lambda random, most: random.lognormvariate(math.log(most / 6), 0.9),
+    "one long": lambda random, most: random.uniform(200, 2000),
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Case:
     """One shape of decode attention. `kv_dtype`: of K and V if it differs from q's; `page`: tokens of a page,
-    0 for a contiguous cache; `sinks` and `window` in tokens, or None for all tokens."""
+    0 for a contiguous cache; `sinks` and `window` in tokens, or None for all tokens; `drawn`: how lengths are
+    drawn that are not all `context`, the length of the first and longest."""
 
     batch: int
     q_heads: int
@@ -61,6 +73,7 @@ class Case:
     page: int = 0
     sinks: int | None = None
     window: int | None = None
+    drawn: str = ""
     op: ClassVar[str] = "decode_attention"
 
     @property
@@ -76,14 +89,26 @@ class Case:
         return min(self.context, (self.sinks or 0) + (self.window or 0))
 
     @property
+    def lengths(self) -> tuple[int, ...]:
+        """Tokens of each sequence, the same at every call."""
+        random, most = Random(f"{self.batch} {self.context} {self.drawn}"), self.context
+        draw = DRAWN[self.drawn]
+        return (most, *(max(1, min(most, round(draw(random, most)))) for _ in range(self.batch - 1)))
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of K and V of a token."""
+        return 2 * self.kv_heads * self.head_dim * DTYPE_BYTES[self.stored]
+
+    @property
     def kv_bytes(self) -> int:
-        """Bytes of K and V of all tokens."""
-        return 2 * self.batch * self.kv_heads * self.context * self.head_dim * DTYPE_BYTES[self.stored]
+        """Bytes of K and V of the whole cache."""
+        return self.batch * self.context * self.token_bytes
 
     @property
     def read_bytes(self) -> int:
         """Bytes of K and V of the attended tokens."""
-        return self.kv_bytes * self.attended // self.context
+        return sum(min(length, self.attended) for length in self.lengths) * self.token_bytes
 
     @property
     def hbm_bytes(self) -> int:
@@ -109,6 +134,8 @@ class Case:
         words = f"pages of {self.page}" if self.page else "contiguous"
         if self.attended < self.context:
             words += f", {self.sinks or 0} sinks, window {self.window or 0}"
+        if self.drawn:
+            words += f", lengths {self.drawn}, {sum(self.lengths)} tokens"
         return words
 
     def __str__(self) -> str:
@@ -157,6 +184,32 @@ VARIANTS = (
     *(Case(8, 32, 8, 8192, head_dim=d) for d in (64, 96, 192, 256)),
     *(Case(1, 32, 8, 131072, head_dim=d) for d in (64, 256)),
     Case(1, 32, 8, 8192, dtype="fp32"),
+)
+# Batches that fill whole waves of programs, and such as leave the last one nearly empty.
+BATCHES = tuple(
+    Case(*shape)
+    for shape in (
+        (16, 32, 8, 1152),
+        (17, 32, 8, 1152),
+        (33, 32, 8, 1152),
+        (34, 32, 8, 1152),
+        (72, 32, 8, 1152),
+        (9, 32, 8, 8192),
+        (17, 32, 8, 8192),
+        (40, 32, 8, 8192),
+        (18, 64, 8, 4096),
+        (100, 16, 2, 896),
+    )
+)
+RAGGED = (
+    Case(64, 32, 8, 8192, drawn="uniform"),
+    Case(20, 64, 8, 4096, drawn="uniform"),
+    Case(100, 16, 2, 1024, drawn="uniform"),
+    Case(5, 4, 1, 65536, drawn="uniform"),
+    Case(32, 32, 8, 16384, drawn="lognormal"),
+    Case(128, 28, 4, 2048, drawn="lognormal"),
+    Case(16, 8, 2, 32768, drawn="lognormal"),
+    Case(32, 32, 8, 65536, drawn="one long"),
 )
 
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, partial
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -53,12 +54,14 @@ class Candidate(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """A public kernel. `candidates` raises the peer's own errors; `ready` imports it."""
+    """A public kernel. `candidates` raises the peer's own errors; `ready` imports it; `ragged`: whether it
+    takes sequences of different lengths."""
 
     name: str
     package: str
     ready: Callable[[], object]
     candidates: Callable[[Case, Sequence[Inputs]], Iterator[Candidate]]
+    ragged: bool = False
 
     @property
     def version(self) -> str:
@@ -152,9 +155,11 @@ def _flashinfer_candidates(case: Case, sets: Sequence[Inputs]) -> Iterator[Candi
 def _planned(wrapper_of: Any, case: Case, page: int, for_graphs: bool) -> Any:
     each = case.context // page
     ints: Any = {"dtype": torch.int32, "device": "cuda"}
-    indptr = torch.arange(0, (case.batch + 1) * each, each, **ints)
-    indices = torch.arange(case.batch * each, **ints)
-    last = torch.full((case.batch,), page, **ints)
+    pages = [-(-length // page) for length in case.lengths]
+    indptr = torch.tensor([0, *accumulate(pages)], **ints)
+    # A sequence's pages lie side by side, as many as the longest has.
+    indices = torch.tensor([each * i + k for i, count in enumerate(pages) for k in range(count)], **ints)
+    last = torch.tensor([(length - 1) % page + 1 for length in case.lengths], **ints)
     buffers = (
         {
             "use_cuda_graph": True,
@@ -226,7 +231,7 @@ def _xformers_candidates(case: Case, sets: Sequence[Inputs]) -> Iterator[Candida
 
 
 PEERS = (
-    Peer("FlashInfer", "flashinfer-python", _flashinfer, _flashinfer_candidates),
+    Peer("FlashInfer", "flashinfer-python", _flashinfer, _flashinfer_candidates, ragged=True),
     Peer("cuDNN", "torch", lambda: None, _sdpa(SDPBackend.CUDNN_ATTENTION)),
     Peer("flash", "torch", lambda: None, _sdpa(SDPBackend.FLASH_ATTENTION)),
     Peer("xFormers", "xformers", _xformers, _xformers_candidates),
