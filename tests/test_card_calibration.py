@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,7 +24,7 @@ import typer
 from typer.testing import CliRunner
 
 from simcore.devices.fitted import Birth, FittedProfile, SharedUse, write_shared_use
-from simcore.devices.interpolation import FEW_ROWS, Measured, coordinates
+from simcore.devices.interpolation import COLD, FEW_ROWS, STAY, Measured, coordinates, operand_bytes
 from simcore.devices.making import Point, shape_text, write_whole
 from simcore.devices.price import launches_and_floor, pricer, roofline
 from simcore.devices.profile import load_profile
@@ -980,6 +981,19 @@ def test_a_damaged_profile_is_not_read(
     path.write_text(edit(path.read_text(encoding="utf-8")), encoding="utf-8")
     with pytest.raises(InputError, match=message):
         load_profile("h200-sxm", str(path.parent))
+
+
+def test_a_profile_whose_smaller_tiles_left_the_cache_is_not_read(tmp_path: Path) -> None:
+    """A tile that stayed in the cache is smaller than one that did not."""
+    ops = sorted(grid(["tile_conv"]), key=lambda op: operand_bytes(op.kind, dict(op.shape)) or 0)
+    points = [a_point(op) for op in (ops[0], ops[-1])]
+    born = replace(profile_born(), points=len(points))
+    for caches, contradicts in (((STAY, COLD), False), ((COLD, STAY), True)):
+        told = [replace(point, cache=cache) for point, cache in zip(points, caches, strict=True)]
+        folder = tmp_path / caches[0]
+        write_whole(profile_of("h200-sxm", told, born, {}, []), told, folder)
+        with pytest.raises(InputError, match="tile_conv: cache: ") if contradicts else nullcontext():
+            load_profile("h200-sxm", str(folder))
 
 
 def test_an_other_models_matrices_are_extrapolated() -> None:
