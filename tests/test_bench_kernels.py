@@ -5,6 +5,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
+from math import isnan
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -463,7 +464,33 @@ def test_a_planned_peer_is_told_each_sequences_pages(monkeypatch: pytest.MonkeyP
     case = cases.Case(3, 4, 2, 64, drawn="uniform")
     peers._planned(lambda *_, **__: wrapper, case, 16, for_graphs=False)
     first, pages, last = (x.tolist() for x in told[:3])
+    assert all(1 <= tokens <= 16 for tokens in last)
     for i, length in enumerate(case.lengths):
         own = pages[first[i] : first[i + 1]]
         assert own == list(range(4 * i, 4 * i + len(own)))
         assert 16 * (len(own) - 1) + last[i] == length
+
+
+def test_a_long_sequence_that_is_wrong_is_seen_among_short_ones() -> None:
+    """Its output is small. One norm over all would be below the bar of a peer."""
+    truth = torch.cat([torch.full((1, 4, 8), 1e-2), torch.ones(31, 4, 8)]).double()
+    out = truth.clone()
+    out[0] = 0
+    assert bench_run.relative_error(out, truth) < cases.PEER_ERROR_BAR < bench_run.worst_sequence(out, truth)
+    assert bench_run.worst_sequence(truth, truth) == 0.0
+    out[3, 1, 1] = torch.nan
+    assert isnan(bench_run.worst_sequence(out, truth))
+
+
+def test_another_way_of_ours_has_a_line_of_its_own() -> None:
+    found = compared(ANCHORS[0], 24.0, 22.0)
+    assert found.ours.times
+    best_s = min(row.median_s for row in found.peers if row.median_s)
+    rest = replace(
+        found.ours,
+        implementation="ours, dealt evenly",
+        times=replace(found.ours.times, median_s=0.5 * best_s),
+    )
+    told = cases.summary([replace(found, rest=[rest])])
+    assert told.splitlines()[-1] == f"of peer / dealt evenly 2.000; worst 2.000 at {ANCHORS[0]}"
+    assert "dealt evenly" in "\n".join(cases.table([replace(found, rest=[rest])], 3e12))

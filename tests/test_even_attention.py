@@ -1,17 +1,23 @@
 """Attention dealt evenly to a fixed number of programs, against float64: ragged lengths, heads cut into few
 parts and into many, a workspace used again."""
 
+from itertools import pairwise
 from random import Random
 
 import numpy as np
 import pytest
 import torch
+import triton
+import triton.language as tl
 
 from simcore.kernels.decoder.decode_attention import Workspace, decode_attention
 from simcore.kernels.decoder.even_attention import (
     FEW_PARTS,
     MOST_SEQUENCES,
     EvenConfig,
+    _begin,
+    _program_of,
+    _programs,
     even_config,
     even_constants,
     even_workspace,
@@ -111,6 +117,8 @@ def test_what_cannot_be_dealt_is_refused() -> None:
         decode_attention(*case.tensors, **case.options, space=space_of(case, laid_out(3)), config=laid_out(2))
     with pytest.raises(ValueError, match="programs: a layout cannot have 0; it has to be 1 or more"):
         laid_out(0)
+    with pytest.raises(ValueError, match="programs: a layout cannot have 4097; it has to be 4096 or less"):
+        laid_out(4097)
     with pytest.raises(ValueError, match="block: a layout cannot have 8; it has to be 16 or more"):
         EvenConfig(block=8, programs=1, stages=1, warps=4, slices=1)
     with pytest.raises(ValueError, match="warps: a layout cannot have 16"):
@@ -133,22 +141,95 @@ def test_the_default_layout_fits_narrow_heads_and_small_gpus(kv_heads: int, head
         assert config.stages == 2 or 2 * (config.stages - 1) * config.block * row <= shared_bytes - 8192
 
 
+@triton.jit
+def _dealt_kernel(
+    total, heads, count_ptr, begins_ptr, owners_ptr, PROGRAMS: tl.constexpr, LEAST_BLOCKS: tl.constexpr
+):
+    """Writes down how many programs share the blocks, where each begins, and whose each block is."""
+    at = tl.program_id(0)
+    programs = _programs(total, heads, PROGRAMS, LEAST_BLOCKS)
+    share, rest = total // programs, total % programs
+    if at == 0:
+        tl.store(count_ptr, programs)
+    if at <= programs:
+        tl.store(begins_ptr + at, _begin(at, share, rest, programs))
+    if at < total:
+        tl.store(owners_ptr + at, _program_of(at, total, share, rest, programs))
+
+
+def dealt(total: int, heads: int, programs: int, least: int = 1) -> tuple[list[int], list[int]]:
+    """The first block of each program, and the program of each block."""
+    count, begins, owners = (
+        torch.full((n,), -1, dtype=torch.int32, device=DEVICE) for n in (1, programs + 1, total)
+    )
+    grid = (max(total, programs + 1),)
+    _dealt_kernel[grid](total, heads, count, begins, owners, PROGRAMS=programs, LEAST_BLOCKS=least)
+    return begins.tolist()[: int(count) + 1], owners.tolist()
+
+
+@interpreted
+@pytest.mark.parametrize("seed", first(4, range(40)))
+def test_each_block_has_one_program_and_no_program_many_more(seed: int) -> None:
+    random = Random(f"dealt {seed}")
+    programs, least = random.choice([1, 7, 32, 132, 264]), random.choice([1, 2, 5])
+    heads = random.randint(1, 40)
+    total = heads + random.randint(0, 300)
+    begins, owners = dealt(total, heads, programs, least)
+    assert (begins[0], begins[-1]) == (0, total)
+    own = [end - begin for begin, end in pairwise(begins)]
+    assert min(own) >= 1
+    assert max(own) - min(own) <= 1
+    assert owners == [program for program, count in enumerate(own) for _ in range(count)]
+    # At most one program in sixteen is idle.
+    there = min(programs, -(-total // least))
+    assert 15 * there <= 16 * len(own) <= 16 * there
+
+
+@interpreted
+@pytest.mark.parametrize(
+    ("heads", "blocks", "wanted"),
+    [(16, 8, 128), (64, 2, 128), (128, 1, 128), (136, 2, 132), (264, 1, 132), (256, 1, 128), (33, 9, 132)],
+)
+def test_heads_of_equal_lengths_are_cut_alike(heads: int, blocks: int, wanted: int) -> None:
+    """By as many programs as divide them, if that leaves few of 132 idle: 136 heads are cut anyhow."""
+    begins, _ = dealt(heads * blocks, heads, 132)
+    assert len(begins) - 1 == wanted
+    if heads != 136 and blocks % max(1, wanted // heads) == 0:
+        assert len({end - begin for begin, end in pairwise(begins)}) == 1
+
+
 @pytest.mark.parametrize("kv_heads", [1, 2, 8, 64])
 def test_heads_have_no_more_parts_than_the_layout_says(kv_heads: int) -> None:
-    """Whatever the lengths: counted here as the kernel counts them."""
+    """Whatever the lengths, and by whatever number of programs the kernel chooses."""
     config = even_config(kv_heads=kv_heads, head_dim=128, kv_bytes=2, gpu=Gpu())
-    for seed in range(200):
+    for seed in range(100):
         random = Random(seed)
         blocks = [random.choice([0, 1, 2, 50, 3000]) for _ in range(random.randint(1, 8))]
         total = kv_heads * sum(blocks)
-        programs = min(config.programs, -(-total // config.least))
-        start = 0
-        for count in blocks:
-            for _ in range(kv_heads if count else 0):
-                begins, last = (((at + 1) * programs - 1) // total for at in (start, start + count - 1))
-                assert begins * total // programs <= start < (begins + 1) * total // programs
-                assert last - begins + 1 <= config.parts(kv_heads)
-                start += count
+        most = min(config.programs, -(-total // config.least))
+        for programs in {most, max(1, 15 * most // 16)} if total else ():
+            start = 0
+            for count in blocks:
+                for _ in range(kv_heads if count else 0):
+                    begins, last = (((at + 1) * programs - 1) // total for at in (start, start + count - 1))
+                    assert last - begins + 1 <= config.parts(kv_heads)
+                    start += count
+
+
+@interpreted
+@pytest.mark.parametrize("parts", first(5, [1, 4, 5, 8, 9, 2, 3, 17]))
+def test_a_head_of_so_many_parts_is_summed(parts: int) -> None:
+    """By the program that ends it, up to four; by several queries at once, up to eight; by slices, beyond."""
+    shape = Shape(kv_heads=1, group=5, head_dim=64, block=16)
+    attended(make_case(shape, [16 * parts - 3], parts, device=DEVICE), laid_out(parts))
+
+
+@interpreted
+def test_heads_that_begin_within_a_program_are_summed() -> None:
+    """Two heads of nine blocks by eight programs: each has parts that begin and end at a program's bounds and
+    between them."""
+    attended(make_case(PAGED, [16 * 9, 16 * 9], 3, device=DEVICE), laid_out(8))
+    attended(make_case(PAGED, [16 * 9, 16 * 11], 3, device=DEVICE), laid_out(7))
 
 
 @pytest.mark.gpu

@@ -2,13 +2,16 @@
 
     program p of P takes blocks  [p T / P, (p + 1) T / P)  of all T blocks: of all KV heads of all sequences
 
+P is the number of programs, or up to a sixteenth less if heads of equal lengths are then cut alike.
+
 (Stream-K, Osama et al. 2023; for decoding, Lean Attention, Sanovar et al. 2024.) The blocks of a KV head of a
 sequence stand side by side, and so do the heads of a sequence. Each program reads all lengths and finds its
-blocks itself: the host plans nothing, and however the lengths differ, no program reads more than a block more
-than another. A head that one program attends whole is written at once. Of the others each program writes its
-part. The program that ends a head adds few parts to its own, without a trip to memory for that; many parts
-are summed by the last programs of the head, as in `split_kv`. A program has at most two parts: one that ends
-a head or goes on with it, and one that begins a head. So the workspace is as large for any batch.
+blocks itself: the host plans nothing, and however the lengths differ, none of the P programs reads more than
+a block more than another. A head that one program attends whole is written at once. Of the others each
+program writes its part. The program that ends a head adds few parts to its own, without a trip to memory for
+that; many parts are summed by the last programs of the head, as in `split_kv`. A program has at most two
+parts: one that ends a head or goes on with it, and one that begins a head. So the workspace is as large for
+any batch. A program that adds parts to its own waits for programs before it, whose parts do not wait for it.
 """
 
 from dataclasses import dataclass
@@ -49,8 +52,10 @@ from simcore.kernels.gpu import Gpu
 MOST_SEQUENCES = 1024
 # So many parts or fewer are summed with several queries at once; words of their tile that a warp holds.
 FEW_PARTS, FEW_WORDS = 8, 1024
-# The program that ends a head adds so many other parts to its own itself, one after another.
+# The program that ends a head adds up to so many other parts to its own, one after another.
 JOINED = tl.constexpr(3)
+# Of more programs the one that takes a block would not be found exactly: see `_program_of`.
+MOST_PROGRAMS = 4096
 # Below so many blocks, a program's share is not cut further.
 LEAST = 2
 
@@ -75,6 +80,11 @@ class EvenConfig:
         for name, bound in least.items():
             if (value := getattr(self, name)) < bound:
                 raise ValueError(f"{name}: a layout cannot have {value}; it has to be {bound} or more")
+        if self.programs > MOST_PROGRAMS:
+            raise ValueError(
+                f"programs: a layout cannot have {self.programs}; it has to be {MOST_PROGRAMS} or less"
+            )
+        # `_joined` needs a word for each thread.
         if self.warps > 8:
             raise ValueError(f"warps: a layout cannot have {self.warps}; it has to be 1, 2, 4 or 8")
 
@@ -86,8 +96,8 @@ class EvenConfig:
 def even_config(*, kv_heads: int, head_dim: int, kv_bytes: int, gpu: Gpu) -> EvenConfig:
     """Returns the layout for a shape; `kv_bytes` an element of K and V.
 
-    One program a multiprocessor: two, with blocks half as large, cut twice as many heads, and end later than
-    they begin by more. (Measured on an H100: docs/measurements/kernels.md.)
+    One program a multiprocessor. Two, with blocks half as large, would cut twice as many heads, and their
+    ends would lie further apart. (Measured on an H100: docs/measurements/kernels.md.)
 
     >>> even_config(kv_heads=8, head_dim=128, kv_bytes=2, gpu=Gpu())
     EvenConfig(block=64, programs=132, stages=4, warps=4, slices=2, least=2, chained=False, sharers=66)
@@ -154,11 +164,11 @@ def _blocks(length, sinks, window, capacity, BLOCK: tl.constexpr, WINDOWED: tl.c
 
 @triton.jit
 def _programs(total, heads, PROGRAMS: tl.constexpr, LEAST_BLOCKS: tl.constexpr):
-    """How many programs share `total` blocks of `heads` heads. If it leaves few programs idle, so many that
-    heads of equal lengths are cut into equal parts, or not at all."""
-    programs = tl.minimum(PROGRAMS, tl.cdiv(total, LEAST_BLOCKS))
+    """How many programs share `total` blocks of `heads` heads: fewer than there are, if heads of equal
+    lengths are then cut into equal parts, or not at all, and at most one in sixteen stays idle."""
+    programs = tl.maximum(tl.minimum(PROGRAMS, tl.cdiv(total, LEAST_BLOCKS)), 1)
     heads = tl.maximum(heads, 1)
-    rounds = tl.cdiv(heads, tl.maximum(programs, 1))
+    rounds = tl.cdiv(heads, programs)
     alike = tl.where(heads % rounds == 0, heads // rounds, 0)
     alike = tl.where(heads <= programs, programs // heads * heads, alike)
     return tl.where(alike * 16 >= programs * 15, alike, programs)
@@ -172,7 +182,7 @@ def _begin(program, share, rest, programs):
 
 @triton.jit
 def _program_of(block, total, share, rest, programs):
-    """The program that takes a block: as a fraction of all, then exactly."""
+    """The program that takes a block. Of MOST_PROGRAMS, the fraction in fp32 is off by one at most."""
     near = (block.to(tl.float32) / total.to(tl.float32) * programs).to(tl.int32)
     near = tl.minimum(near, programs - 1)
     near -= (_begin(near, share, rest, programs) > block).to(tl.int32)
@@ -217,15 +227,17 @@ def even_attention_kernel(
                     store_queries(
                         tl.zeros([ROWS, DIM], tl.float32), base, stride_out_head, GROUP, ROWS, HEAD_DIM, DIM
                     )
-    if program >= programs:
+    if program >= programs or total == 0:
         return
     share, rest = total // programs, total % programs
     begin = _begin(program, share, rest, programs)
     at = _begin(program + 1, share, rest, programs)
+    # Known behind the loop too, which every program here enters.
     sequence, head, first, count = at, at, at, at
-    joinable = _begin(tl.maximum(program - JOINED, 0), share, rest, programs)
-    # From the last block on: so the part that begins a head is there long before the program that ends the
-    # head, which comes to it last, asks for it.
+    # A head that begins before this block has too many parts to be joined.
+    earliest = _begin(tl.maximum(program - JOINED, 0), share, rest, programs)
+    # Heads from the last to the first: so the part that begins a head is there long before the program that
+    # ends the head, which comes to it last, asks for it.
     while at > begin:
         sequence, before = tl.reduce(
             ((ends < at).to(tl.int32), tl.where(ends < at, blocks * HEADS, 0)), 0, two_added
@@ -263,15 +275,14 @@ def even_attention_kernel(
         out, log = part(top, sums, out)
         if SCALED:
             out *= tl.load(v_scale_ptr + head)
+        base = out_ptr + sequence.to(tl.int64) * stride_out_sequence + head * GROUP * stride_out_head
         if from_block == 0 and to_block == count:
-            base = out_ptr + sequence.to(tl.int64) * stride_out_sequence + head * GROUP * stride_out_head
             store_queries(out, base, stride_out_head, GROUP, ROWS, HEAD_DIM, DIM)
-        elif to_block == count and first >= joinable:
+        elif to_block == count and first >= earliest:
             begins = _program_of(first, total, share, rest, programs)
             joined = _joined(
                 out, log, partials_ptr, logs_ptr, begins, program, PROGRAMS, GROUP, ROWS, HEAD_DIM, DIM
             )
-            base = out_ptr + sequence.to(tl.int64) * stride_out_sequence + head * GROUP * stride_out_head
             store_queries(joined, base, stride_out_head, GROUP, ROWS, HEAD_DIM, DIM)
         else:
             row = (program + tl.where(from_block == 0, PROGRAMS, 0)).to(tl.int64) * GROUP
@@ -308,9 +319,11 @@ def _joined(
     """The sum of a part, which ends a head, and of those of the programs from `begins` on, each taken as soon
     as it is there. The part itself needs no trip to memory."""
     rows, columns = tl.arange(0, ROWS)[:, None], tl.arange(0, DIM)[None, :]
-    counted = (rows < GROUP) & (columns < DIM)
+    counted = tl.broadcast_to(rows < GROUP, [ROWS, DIM])
     there = counted & (columns < HEAD_DIM)
     empty = tl.full([ROWS, DIM], EMPTY, tl.int32)
+    # 256 words or more and 8 warps or fewer: each word is in one thread, as `tile` has it. The maximum over
+    # all words ends after all are read, so that none is emptied before.
     top = tl.broadcast_to(log[:, None], [ROWS, DIM])
     total = tl.full([ROWS, DIM], 1.0, tl.float32)
     for other in range(begins, program):

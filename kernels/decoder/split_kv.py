@@ -16,7 +16,7 @@ same.) A program that sums waits only for programs of its own KV head. All of th
 before it in the grid, and GPUs start programs in grid order.
 
 A waiting program holds a place on a multiprocessor. So a launch needs as many places as it has programs that
-sum, at most `DecodeConfig.sharers`, and concurrent launches need theirs together.
+sum, at most `sharers` of its layout, and concurrent launches need theirs together.
 """
 
 from collections.abc import Sequence
@@ -48,7 +48,7 @@ HELD = 2048
 FEW_PARTS = 8
 # Neighbouring words that a thread loads at once.
 LOADED_AT_ONCE = tl.constexpr(4)
-# Of many parts one in so many is polled while most are still to come; of so few all are.
+# One in so many parts is polled while most are still to come; of fewer parts a larger share, of so many all.
 LOOKED_AT = tl.constexpr(8)
 # A bit pattern that no result has: the NaN of a GPU's arithmetic has another pattern.
 EMPTY = tl.constexpr(-1)

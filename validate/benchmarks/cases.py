@@ -483,7 +483,7 @@ def file_name(device: str, part: str, family: str = "decode") -> str:
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """One case: our row, the peers' rows, and the floor in seconds; `rest`: our other, slower ways. `early`:
+    """One case: our row, the peers' rows, and the floor in seconds; `rest`: our other ways. `early`:
     the share of the kernel's time after which its early part is visible, if it has one."""
 
     name: str
@@ -501,8 +501,13 @@ class Compared:
     @property
     def ratio(self) -> float | None:
         """The fastest peer's time over ours."""
+        return self.ratio_of(self.ours.label)
+
+    def ratio_of(self, label: str) -> float | None:
+        """The fastest peer's time over that of one of our ways."""
         best_s = min((row.times.median_s for row in self.peers if row.times), default=None)
-        return best_s / self.ours.median_s if best_s and self.ours.median_s else None
+        own_s = next((row.median_s for row in (self.ours, *self.rest) if row.label == label), None)
+        return best_s / own_s if best_s and own_s else None
 
     @property
     def over_floor(self) -> float | None:
@@ -661,17 +666,17 @@ def number(value: float | None, form: str) -> str:
 def table(found: Sequence[Compared], read_bytes_per_s: float) -> Iterator[str]:
     """Yields the table of a part. Times in us; % of read bandwidth; ratio: fastest peer to ours; +-: between
     the two rounds."""
-    peers = list(dict.fromkeys(row.label for one in found for row in one.peers))
-    lines = [["case", "ours", "TB/s", "%", *peers, "ratio", "/floor", "+-", "error", "config"]]
+    others = list(dict.fromkeys(row.label for one in found for row in (*one.rest, *one.peers)))
+    lines = [["case", "ours", "TB/s", "%", *others, "ratio", "/floor", "+-", "error", "config"]]
     for one in found:
-        ours, by_name = one.ours, {row.label: cell(row) for row in one.peers}
+        ours, by_name = one.ours, {row.label: cell(row) for row in (*one.rest, *one.peers)}
         rate = ours.hbm_bytes / ours.times.median_s if ours.times else None
         lines.append([
             one.name,
             cell(ours),
             number(rate and rate / 1e12, ".2f"),
             number(rate and 100 * rate / read_bytes_per_s, ".1f"),
-            *(by_name.get(name, "-") for name in peers),
+            *(by_name.get(name, "-") for name in others),
             number(one.ratio, ".2f"),
             number(one.over_floor, ".2f"),
             number(None if ours.times is None else ours.times.spread, ".0%"),
@@ -686,6 +691,13 @@ def summary(found: Sequence[Compared]) -> str:
     known = {one.name: one.ratio for one in found if one.ratio is not None}
     if not known:
         return "no ratio to a peer"
-    worst = min(known, key=lambda name: known[name])
-    mean = statistics.geometric_mean(known.values())
-    return f"geometric mean of peer / ours {mean:.3f}; worst {known[worst]:.3f} at {worst}"
+    told = [f"geometric mean of peer / ours {_mean_and_worst(known)}"]
+    for label in dict.fromkeys(row.label for one in found for row in one.rest):
+        ratios = {one.name: ratio for one in found if (ratio := one.ratio_of(label)) is not None}
+        told += [f"of peer / {label} {_mean_and_worst(ratios)}"] if ratios else []
+    return "\n".join(told)
+
+
+def _mean_and_worst(ratios: Mapping[str, float]) -> str:
+    worst = min(ratios, key=lambda name: ratios[name])
+    return f"{statistics.geometric_mean(ratios.values()):.3f}; worst {ratios[worst]:.3f} at {worst}"

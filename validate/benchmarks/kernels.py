@@ -3,7 +3,7 @@
 anchors      decode attention at shapes of earlier measurements of the public kernels, bf16
 table        the ten shapes of Flash-Decoding's micro-benchmark, fp16
 batches      batches that fill whole waves of programs and such as do not, also dealt evenly to all programs
-ragged       sequences of different lengths, so too
+ragged       sequences of different lengths, also dealt evenly
 variants     ours alone: fp16, fp8 cache, pages, sinks and window, other head dimensions
 speculative  attention with an early output from its first and last tokens, against plain decode attention,
              and when a kernel that waits for the early output sees it

@@ -82,9 +82,23 @@ class Entry:
     rounds: list[list[float]] = field(default_factory=list)
 
 
+ErrorOf = Callable[[Tensor, Tensor], float]
+
+
 def relative_error(out: Tensor, truth: Tensor) -> float:
     """Returns ||out - truth|| / ||truth||; NaN if `out` has one."""
     return float((out.double().reshape(truth.shape) - truth).norm() / truth.norm())
+
+
+def worst_sequence(out: Tensor, truth: Tensor) -> float:
+    """Returns the largest `relative_error` of one sequence; out and truth are [batch, ...]. The output of a
+    long sequence is small: among short ones, no norm over all of them would show that it is wrong.
+
+    >>> worst_sequence(torch.tensor([[100.0], [0.0]]), torch.tensor([[100.0], [1.0]]))
+    1.0
+    """
+    pairs = zip(out.double().reshape(truth.shape), truth, strict=True)
+    return max((relative_error(*pair) for pair in pairs), key=nan_last)
 
 
 def tried(
@@ -94,13 +108,14 @@ def tried(
     calls: int,
     poison: Callable[[], object],
     in_graph: Tensor | None = None,
+    error_of: ErrorOf = relative_error,
 ) -> Entry:
     """Captures the fastest right candidate; `truths` of the first and last set of buffers. `in_graph`: the
     truth of the graph's last call, if it differs because calls add to earlier contents."""
     best, best_s, problem = Entry(row), float("inf"), replace(row, note="nothing to try")
     try:
         for candidate in candidates:
-            entry = captured(row, candidate, truths, calls, poison, in_graph)
+            entry = captured(row, candidate, truths, calls, poison, in_graph, error_of)
             if entry.graph is None:
                 problem = entry.row
                 say(f"  {row.implementation} {candidate.config}: {problem.note}")
@@ -121,11 +136,12 @@ def captured(
     calls: int,
     poison: Callable[[], object],
     in_graph: Tensor | None = None,
+    error_of: ErrorOf = relative_error,
 ) -> Entry:
     """Captures a candidate if its first and last call are right alone, and the last also in the graph."""
     try:
         row = replace(row, config=candidate.config, brief=candidate.brief)
-        row = replace(row, error=_worst_error(candidate, truths, poison))
+        row = replace(row, error=_worst_error(candidate, truths, poison, error_of))
         if row.wrong:
             return Entry(replace(row, note=f"WRONG: error {row.error:.2e} > {row.error_bar:.0e}"))
         in_order = [candidate.calls[i % len(candidate.calls)] for i in range(calls)]
@@ -134,7 +150,7 @@ def captured(
         poison()
         graph.replay()
         last = truths[-1] if in_graph is None else in_graph
-        error = max(row.error or 0.0, relative_error(kept[-1], last), key=nan_last)
+        error = max(row.error or 0.0, error_of(kept[-1], last), key=nan_last)
         row = replace(row, error=error)
         if row.wrong:
             return Entry(replace(row, note=f"WRONG in a graph: error {row.error:.2e} > {row.error_bar:.0e}"))
@@ -149,11 +165,13 @@ def nan_last(error: float) -> float:
     return float("inf") if isnan(error) else error
 
 
-def _worst_error(candidate: Candidate, truths: Sequence[Tensor], poison: Callable[[], object]) -> float:
+def _worst_error(
+    candidate: Candidate, truths: Sequence[Tensor], poison: Callable[[], object], error_of: ErrorOf
+) -> float:
     errors = []
     for call, truth in ((candidate.calls[0], truths[0]), (candidate.calls[-1], truths[-1])):
         poison()
-        errors.append(relative_error(call(), truth))
+        errors.append(error_of(call(), truth))
     return max(errors, key=nan_last)
 
 
@@ -195,7 +213,8 @@ class Way:
 @dataclass(frozen=True, slots=True)
 class Trial:
     """A case ready to run: our and the peers' ways; `truths` of the first and last set of buffers; a function
-    called before each check; number of sets, bytes of each. `calls`: of a graph, default cases.calls_of."""
+    called before each check; number of sets, bytes of each. `calls`: of a graph, default cases.calls_of;
+    `error_of`: an output and its truth."""
 
     ways: Iterable[Way]
     truths: Sequence[Tensor]
@@ -204,6 +223,7 @@ class Trial:
     set_bytes: int
     calls: int = 0
     cache_state: str = ""
+    error_of: ErrorOf = relative_error
 
 
 def compare(of: Shape, trial: Trial, bench: Bench) -> Compared:
@@ -211,7 +231,9 @@ def compare(of: Shape, trial: Trial, bench: Bench) -> Compared:
     calls, entries = trial.calls or cases.calls_of(trial.sets), []
     for way in trial.ways:
         row = cases.row_of(of, way.label, way.version, way.error_bar)
-        entries.append(tried(row, way.candidates, trial.truths, calls, trial.poison, way.in_graph))
+        entries.append(
+            tried(row, way.candidates, trial.truths, calls, trial.poison, way.in_graph, trial.error_of)
+        )
     state = trial.cache_state or cases.cold(trial.sets, trial.set_bytes)
     rows = take_turns(entries, state, quick=bench.quick)
     ours = [row for row in rows if row.version == OWN]
