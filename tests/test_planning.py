@@ -10,7 +10,7 @@ from math import factorial, sqrt
 from pathlib import Path
 from statistics import stdev
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -24,7 +24,7 @@ from simcore.planning.limits import Limit, limits, names, of_slo
 from simcore.planning.plan import Plan, run
 from simcore.planning.questions import _nearest, difference, pareto
 from simcore.planning.runs import Ask, Ran
-from simcore.planning.searches import Judged, drive, fewest, highest, judge
+from simcore.planning.searches import PAIRS, Judged, _is_hopeless, drive, fewest, highest, judge
 from simcore.planning.slo import presets
 from simcore.planning.store import FILE, Store
 from simcore.planning.verdict import Rule, cox_upper, hall_upper, interval, judged, upper
@@ -84,6 +84,24 @@ def test_coxs_bound_of_equal_logarithms_is_their_mean() -> None:
     assert cox_upper([2.0, 2.0, 2.0], 3.0) == pytest.approx(2.0)
     # exp(m + v / 2) of logarithms 0 and 2: m = 1, v = 2.
     assert cox_upper([1.0, np.exp(2.0)], 0.0) == pytest.approx(np.exp(2.0))
+
+
+@pytest.mark.parametrize("at_most", [True, False])
+def test_a_point_whose_pairs_lie_far_beyond_a_limit_is_hopeless(at_most: bool) -> None:
+    """The mean of 24 replicas at a lower value is 10. The first eight here lie 2 above their pairs, and so
+    will the others. Without more replicas there, nothing is known about others here."""
+    there = [10.0 + 0.1 * (i % 3 - 1) for i in range(24)]
+    here = [value + 2.0 + 0.01 * (-1) ** i for i, value in enumerate(there[:PAIRS])]
+
+    def hopeless(limit: float, known: Sequence[float]) -> bool:
+        found = cast(Judged, SimpleNamespace(verdicts={"ttft_mean_s": "unsure"}, values=lambda _: here))
+        below = cast(Judged, SimpleNamespace(values=lambda _: known))
+        return _is_hopeless(found, below, [Limit("ttft_mean_s", limit, at_most)], Rule())
+
+    far, other = (11.5, 12.5) if at_most else (12.5, 11.5)
+    assert hopeless(far, there)
+    assert not hopeless(other, there)
+    assert not hopeless(far, there[:PAIRS])
 
 
 def test_the_bound_of_two_values_is_students() -> None:

@@ -771,11 +771,13 @@ def test_a_stop_of_what_is_done_changes_nothing(machine: Contract) -> None:
     machine.run(program)
 
 
-def test_a_stop_comes_when_the_host_gets_there(machine: Contract) -> None:
+@pytest.mark.parametrize("from_s", [0.0, 0.5])
+def test_a_stop_comes_when_the_host_gets_there(machine: Contract, from_s: float) -> None:
     """The host is busy for 2 + 4 launches of 5 before it says stop: at 25 the graph, which began at 5,
-    is in its third replay."""
+    is in its third replay. So it is at any time."""
 
     def program(m: Machine) -> Program:
+        yield m.recv("in", timeout_s=from_s)
         ticket = m.launch(toys("s", 8), repeat=9)
         for _ in range(4):
             m.launch(A, stream="side")
@@ -784,6 +786,18 @@ def test_a_stop_comes_when_the_host_gets_there(machine: Contract) -> None:
         assert ticket.ran == 3
 
     machine.run(program, overheads=Overheads(launch_s=0.05))
+
+
+def test_a_wait_for_several_ends_with_the_last_in_whatever_order(machine: Contract) -> None:
+    """Also where the launch that was made last, and ends first, is named first."""
+
+    def program(m: Machine) -> Program:
+        long = m.launch(toys("l", 50), stream="side")
+        short = m.launch(toys("s", 1))
+        yield m.wait(short, long)
+        assert machine.same([m.now()], [50])
+
+    machine.run(program)
 
 
 # -- contention ----------------------------------------------------------------------------------
