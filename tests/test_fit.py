@@ -205,6 +205,12 @@ def row(kind: str, where: str = "", **other: Any) -> FitRow:
     return FitRow(kind=kind, where=where, least_floor_s=1e-11, most_floor_s=1e-4, source="test", **given)
 
 
+@pytest.mark.parametrize("where", ["dtype", "dtype=fp31", "m=5;m=6", "=5", "m=5-16", "dtype=fp32;"])
+def test_a_line_for_no_shape_that_can_be_told_is_refused(where: str) -> None:
+    with pytest.raises(InputError, match=r"where: '.*' is not as in"):
+        row("matmul", where)
+
+
 PROFILE = FittedProfile(
     name="mine",
     title="a test",

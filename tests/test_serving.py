@@ -35,6 +35,7 @@ from simcore.studies.common import Outcome, Row, ServingAxes
 from simcore.studies.one_device import DeviceStudy
 from simcore.studies.published import read_figures
 from simcore.studies.serving import laws as serving_laws
+from simcore.studies.serving import study as serving_study
 from simcore.studies.serving.figures import figures
 from simcore.studies.serving.published import ServingPublished
 from simcore.studies.serving.runner import Bench, Case, Result, prepared
@@ -1102,3 +1103,22 @@ def test_the_longest_request_that_comes_is_what_a_model_has_to_hold() -> None:
     load = workload(40, prompt={"kind": "lognormal", "mean": 300, "cv": 0.5, "max": 131_072}, output=20)
     table = bench(document(workload=load))
     table.check_lengths(next(iter(cases(table))))
+
+
+@pytest.mark.parametrize("again", [3, 2000])
+def test_a_run_that_gives_other_bytes_the_second_time_breaks_a_law(
+    monkeypatch: pytest.MonkeyPatch, again: int
+) -> None:
+    """Of so many requests or fewer a whole run is made again, of more their first ones."""
+    monkeypatch.setattr(serving_study, "REPEATED", again)
+    study = assemble(parse_scenario(document(), "x"), "x").study
+    assert study.run(lambda *_: None).rows
+    run, runs = Bench.run, list[int]()
+
+    def drifting(bench: Bench, case: Case, replica: int, *given: Any, **more: Any) -> Result:
+        runs.append(replica)
+        return run(bench, case, replica + ("most" in more) * len(runs), *given, **more)
+
+    monkeypatch.setattr(Bench, "run", drifting)
+    with pytest.raises(LawError, match=r"repeatability: .* gives other bytes when it is run again"):
+        study.run(lambda *_: None)
