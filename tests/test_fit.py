@@ -207,7 +207,7 @@ def row(kind: str, where: str = "", **other: Any) -> FitRow:
 
 @pytest.mark.parametrize("where", ["dtype", "dtype=fp31", "m=5;m=6", "=5", "m=5-16", "dtype=fp32;"])
 def test_a_line_for_no_shape_that_can_be_told_is_refused(where: str) -> None:
-    with pytest.raises(InputError, match=r"where: '.*' is not as in"):
+    with pytest.raises(ValueError, match=r"where: '.*' is not as in"):
         row("matmul", where)
 
 
