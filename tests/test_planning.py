@@ -6,7 +6,7 @@ import json
 import sqlite3
 from collections.abc import Sequence
 from dataclasses import replace
-from math import factorial, sqrt
+from math import factorial, log, sqrt
 from pathlib import Path
 from statistics import stdev
 from types import SimpleNamespace
@@ -24,7 +24,17 @@ from simcore.planning.limits import Limit, limits, names, of_slo
 from simcore.planning.plan import Plan, run
 from simcore.planning.questions import _nearest, difference, pareto
 from simcore.planning.runs import Ask, Ran
-from simcore.planning.searches import PAIRS, Judged, _is_hopeless, drive, fewest, highest, judge
+from simcore.planning.searches import (
+    PAIRS,
+    Judged,
+    _is_hopeless,
+    _Looked,
+    _used,
+    drive,
+    fewest,
+    highest,
+    judge,
+)
 from simcore.planning.slo import presets
 from simcore.planning.store import FILE, Store
 from simcore.planning.verdict import Rule, cox_upper, hall_upper, interval, judged, upper
@@ -102,6 +112,30 @@ def test_a_point_whose_pairs_lie_far_beyond_a_limit_is_hopeless(at_most: bool) -
     assert hopeless(far, there)
     assert not hopeless(other, there)
     assert not hopeless(far, there[:PAIRS])
+
+
+def test_what_a_point_uses_of_a_limit_has_what_its_pairs_lack() -> None:
+    """Its two replicas are 1 and 3; their pairs elsewhere, 2 and 4, are 2 below the mean of all there, 5."""
+    here, there = (
+        cast(Judged, SimpleNamespace(verdicts={"m": "unsure"}, values=lambda _, values=values: values))
+        for values in ([1.0, 3.0], [2.0, 4.0, 6.0, 8.0])
+    )
+    limit, rule = Limit("m", 7.0, at_most=True), Rule()
+    reach = rule.reach([2.0, 4.0, 6.0, 8.0], at_most=True) * sqrt(4 / rule.most)
+    assert _used(here, limit, rule, there) == pytest.approx(log((2.0 + 2.0 + reach) / 7.0))
+    reach = rule.reach([1.0, 3.0], at_most=True) * sqrt(2 / rule.most)
+    assert _used(here, limit, rule) == pytest.approx(log((2.0 + reach) / 7.0))
+
+
+@pytest.mark.parametrize(("replicas", "more"), [(3, True), (5, False), (8, False)])
+def test_a_value_is_known_better_by_more_replicas_of_as_many_requests(replicas: int, more: bool) -> None:
+    def judged_by(count: int) -> Judged:
+        return cast(Judged, SimpleNamespace(runs=[None] * count))
+
+    looked = _Looked(tried={2.0: judged_by(5)}, times={2.0: 1})
+    assert looked.knows_more(2.0, 1, judged_by(replicas)) is more
+    assert not looked.knows_more(2.0, 2, judged_by(replicas))
+    assert not looked.knows_more(3.0, 1, judged_by(replicas))
 
 
 def test_the_bound_of_two_values_is_students() -> None:

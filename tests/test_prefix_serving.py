@@ -229,6 +229,8 @@ def test_a_session_ends_before_the_turn_that_no_context_holds() -> None:
     assert found.rate_per_s == 4.0
     with pytest.raises(InputError, match="max_context_tokens: 700; a first turn may take 760 tokens"):
         drawn(sessions(100, max_context_tokens=700))
+    # A first turn that takes all that there is is no fault.
+    assert drawn(sessions(100, max_context_tokens=760)).longest_prompt <= 700
     with pytest.raises(InputError, match="turns: at most 1000 turns, got up to 1001"):
         drawn(sessions(100, turns={"kind": "constant", "value": 1001}))
 
