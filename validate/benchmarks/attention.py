@@ -20,7 +20,7 @@ from simcore.kernels.decoder.decode_attention import (
     reference_decode_attention,
     workspace,
 )
-from simcore.kernels.decoder.even_attention import even_config, even_workspace
+from simcore.kernels.decoder.even_attention import EvenConfig, even_config, even_workspace
 from simcore.kernels.decoder.speculative_attention import (
     Speculation,
     early_workers,
@@ -30,7 +30,7 @@ from simcore.kernels.decoder.speculative_attention import (
     speculative_attention,
     speculative_workspace,
 )
-from simcore.kernels.decoder.split_kv import cache
+from simcore.kernels.decoder.split_kv import Workspace, cache
 from simcore.kernels.gpu import gpu_of
 from simcore.kernels.kernel import DTYPES
 from simcore.validate.benchmarks import cases
@@ -127,12 +127,7 @@ def chosen(one: Inputs) -> DecodeConfig:
 def own_calls(case: Case, sets: Sequence[Inputs]) -> Candidate:
     """Returns our kernel with the layout that it chooses itself."""
     config = chosen(sets[0])
-    space = workspace(sets[0].q, case.kv_heads, config)
-    calls = [
-        partial(decode_attention, *one[:4], **options(case, one), out=one.out, space=space, config=config)
-        for one in sets
-    ]
-    return Candidate(str(config), calls, brief(config))
+    return _laid_out(case, sets, config, workspace(sets[0].q, case.kv_heads, config))
 
 
 def dealt_calls(case: Case, sets: Sequence[Inputs]) -> Candidate:
@@ -141,7 +136,12 @@ def dealt_calls(case: Case, sets: Sequence[Inputs]) -> Candidate:
     config = even_config(
         kv_heads=case.kv_heads, head_dim=case.head_dim, kv_bytes=k.element_size(), gpu=gpu_of(q)
     )
-    space = even_workspace(q, case.kv_heads, config)
+    return _laid_out(case, sets, config, even_workspace(q, case.kv_heads, config))
+
+
+def _laid_out(
+    case: Case, sets: Sequence[Inputs], config: DecodeConfig | EvenConfig, space: Workspace
+) -> Candidate:
     calls = [
         partial(decode_attention, *one[:4], **options(case, one), out=one.out, space=space, config=config)
         for one in sets
