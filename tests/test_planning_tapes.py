@@ -1,0 +1,346 @@
+"""What searches and plans look at in made-up worlds, against tapes: which points, with how many requests and
+replicas, the verdict on each, and what comes of it. What such answers have to be is in test_planning.py
+(edges in closed form, brute force); here is each step on the way, so that none changes unseen.
+
+A tape that changes on purpose is written anew by  SIMCORE_UPDATE_TAPES=1  (test_tapes.py) and read again.
+"""
+
+import os
+import random
+from collections.abc import Callable, Iterator, Sequence
+from math import exp
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import yaml
+
+from simcore.planning import plan as plans
+from simcore.planning.limits import Limit
+from simcore.planning.plan import run
+from simcore.planning.questions import Answered, Tried
+from simcore.planning.race import race
+from simcore.planning.runs import Ask, Finished, Ran
+from simcore.planning.searches import Highest, Judged, drive, fewest, highest
+from simcore.planning.verdict import Rule
+from simcore.planning.whatif import load_plan
+from tests.test_tapes import UPDATE
+
+TAPES = Path(__file__).parent / "tapes" / "planning"
+
+LATE, KEPT = Limit("ttft_p99_s", 1.0, at_most=True), Limit("slo_attainment", 0.9, at_most=False)
+RATES = (1e-2, 1e3)
+
+
+def is_taped(name: str, lines: Iterator[str]) -> None:
+    """Holds lines against a tape, or writes it."""
+    file, text = TAPES / name, "\n".join(lines) + "\n"
+    if os.environ.get(UPDATE):
+        file.write_text(text, encoding="utf-8")
+    assert text.splitlines() == file.read_text(encoding="utf-8").splitlines()
+
+
+# -- searches ----------------------------------------------------------------------------------------------
+
+
+class World:
+    """A server in closed form, drawn by a seed: its latency is a power of the load with noise, part of it
+    common to a replica at all loads; far beyond its edge queues grow, and too few requests show nothing.
+    `coarse`: figures are halves and quarters, so that means often lie on a limit, and queues grow by chance
+    at any load."""
+
+    def __init__(self, seed: int, *, coarse: bool = False) -> None:
+        draw = random.Random(f"world {seed}")
+        self.coarse = coarse
+        self.seed, self.edge = seed, 10.0 ** draw.uniform(0.0, 1.5)
+        self.power, self.noise = draw.choice((0.3, 1.0, 3.0, 12.0)), draw.choice((0.0, 1e-3, 0.03, 0.15, 0.5))
+        self.skewed, self.growing = draw.random() < 0.5, draw.choice((1.02, 1.5, 100.0))
+        # Requests times as many, so many times the edge: then a steady state is seen.
+        self.steady, self.breaks = draw.choice((0.5, 2.0, 1e3)), draw.choice((1.3, 1e3, 1e3))
+        self.limits = draw.choice(([LATE], [KEPT], [LATE, KEPT]))
+        self.rule = Rule(draw.choice((0.5, 0.8, 0.95)), draw.choice((2, 5, 13, 30, 60)))
+        self.begin = self.edge * 10.0 ** draw.uniform(-1.5, 1.5)
+        self.same = draw.random() < 0.1
+        self.chance = draw.choice((0.0, 0.1, 0.3, 0.45))
+        if coarse:
+            self.edge = 2.0 ** draw.randrange(5)
+            self.begin = self.edge * 2.0 ** draw.randrange(-6, 6)
+
+    def at(self, load: float, times: int = 1) -> Any:
+        """Returns the point of a load."""
+        return SimpleNamespace(load=load, times=times, same_in_every_run=self.same)
+
+    def ran(self, ask: Ask) -> Ran:
+        """Returns a run."""
+        point: Any = ask.point
+        load = point.load / self.edge
+        own = random.Random(f"{self.seed} {ask.replica} {point.load:.9g} {point.times}")
+        common = random.Random(f"{self.seed} {ask.replica} {point.times}")
+        if load > self.breaks:
+            return Ran({}, fault="" if self.seed % 2 else "a law is broken")
+        draws = [0.8 * one.gauss() + 0.2 * one.gauss() for one in (own, common)]
+        drawn = self.noise * sum(draws) * (0.0 if self.same else 1.0)
+        late = load**self.power * (exp(drawn) if self.skewed else 1.0 + drawn)
+        kept = min(1.0, max(0.0, 1.0 - 0.1 * load**self.power * (1.0 + drawn)))
+        grows = load > self.growing and own.random() < 0.3 * load
+        if self.coarse:
+            late, kept = round(4.0 * late) / 4.0, round(20.0 * kept) / 20.0
+            grows = grows or own.random() < self.chance
+        short = point.load > self.steady * self.edge * point.times
+        figures = {LATE.metric: late, KEPT.metric: kept, "rejected": float(load > 30.0)}
+        return Ran(figures, growing=grows, short=short)
+
+    def made(self, asks: Sequence[Ask]) -> list[Ran]:
+        """Returns runs."""
+        return [self.ran(ask) for ask in asks]
+
+
+def look(value: float, judged: Judged) -> str:
+    point: Any = judged.point
+    more = f"*{point.times}" if point.times > 1 else ""
+    verdicts = "".join(f" {name[0]}:{verdict}" for name, verdict in judged.verdicts.items())
+    return f"{value:.5g}{more} {judged.verdict} {len(judged.runs)}{verdicts} {judged.why}".strip()
+
+
+def number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.5g}"
+
+
+def told(search: Any, world: World) -> Any:
+    """Returns what a search finds, and in which batches it looks."""
+    batches: list[str] = []
+
+    def made(asks: Sequence[Ask]) -> list[Ran]:
+        points: list[Any] = [ask.point for ask in asks]
+        batches.append(f"{points[0].load:.5g}*{points[0].times} {len(asks)}" if asks else "none")
+        return world.made(asks)
+
+    (found,) = drive([search], made)
+    return found, batches
+
+
+def highest_of(seed: int, *, coarse: bool) -> Iterator[str]:
+    world = World(seed, coarse=coarse)
+    search = highest(
+        world.at, world.begin, world.limits, world.rule, tolerance=0.01, between=RATES, most_times=16
+    )
+    found, batches = told(search, world)
+    assert isinstance(found, Highest)
+    ends = " ".join(number(value) for value in (found.holds, found.fails, found.likely))
+    yield f"world {seed}, edge {world.edge:.5g}: {ends}"
+    yield "  looks " + ", ".join(batches)
+    yield from (f"    {look(value, one)}" for value, one in sorted(found.judged.items()))
+
+
+@pytest.mark.parametrize("kind", ["fine", "coarse"])
+def test_searches_for_a_rate_look_where_the_tape_says(kind: str) -> None:
+    worlds = (highest_of(seed, coarse=kind == "coarse") for seed in range(48))
+    is_taped(f"highest_{kind}.txt", (line for world in worlds for line in world))
+
+
+def fewest_of(seed: int) -> Iterator[str]:
+    world = World(1000 + seed, coarse=seed % 2 == 1)
+    need, bound = 30.0 / (1 + seed % 7), (None, 3, 20)[seed % 3]
+    search = fewest(
+        lambda servers: world.at(need * world.edge / servers), (1 + seed % 2, 40), world.limits, world.rule,
+        lambda: bound,
+    )  # fmt: skip
+    found, batches = told(search, world)
+    yield f"world {1000 + seed}, need {need:.4g}, bound {bound}: {found.number} {found.cut}"
+    yield "  looks " + ", ".join(batches)
+    yield from (f"    {look(servers, one)}" for servers, one in sorted(found.judged.items()))
+
+
+def test_searches_for_a_number_look_where_the_tape_says() -> None:
+    is_taped("fewest.txt", (line for seed in range(48) for line in fewest_of(seed)))
+
+
+def race_of(seed: int) -> Iterator[str]:
+    world = World(2000 + seed, coarse=seed % 2 == 1)
+    draw = random.Random(f"race {seed}")
+    speeds = [1.0, *(draw.choice((1.0, 0.99, 0.95, 0.8, 0.5, 0.1)) for _ in range(5))]
+
+    def way(speed: float) -> Callable[[float, int], Any]:
+        return lambda load, times: world.at(load / speed, times)
+
+    search = race(
+        [way(speed) for speed in speeds], world.begin, world.limits, world.rule, between=RATES, most_times=8
+    )
+    found, batches = told(search, world)
+    yield f"world {2000 + seed}, ways {speeds}"
+    yield "  looks " + ", ".join(batches)
+    for place, judged in sorted(found.judged.items()):
+        out = found.out.get(place)
+        ends = "stays" if out is None else f"is out at {out.value:.5g} by {out.by}"
+        yield f"  way {place} {ends}"
+        yield "    " + ", ".join(f"{value:.5g} {one.verdict}" for value, one in sorted(judged.items()))
+
+
+def test_races_look_where_the_tape_says() -> None:
+    is_taped("race.txt", (line for seed in range(24) for line in race_of(seed)))
+
+
+# -- plans -------------------------------------------------------------------------------------------------
+
+BASE: dict[str, Any] = {
+    "name": "made-up",
+    "study": "serving",
+    "device": "h200-sxm",
+    "model": "tiny-llama",
+    "profile": "none",
+    "workload": {
+        "requests": 200,
+        "arrivals": {"kind": "poisson", "rate_per_s": 40.0},
+        "prompt_tokens": {"kind": "uniform", "low": 5, "high": 90},
+        "output_tokens": {"kind": "uniform", "low": 2, "high": 9},
+    },
+    "strategies": [
+        {"kind": "continuous_batching", "ranks": [1, 2, 4]},
+        {"kind": "dynamic_batching", "window_s": 0.05},
+    ],
+    "slo": {"ttft_s": 0.5, "e2e_s": 2.0},
+}
+TEN_WAYS = [{"kind": "continuous_batching", "token_budget": [8 * n for n in range(1, 11)]}]
+SETUPS: dict[str, dict[str, Any]] = {
+    "devices": {"question": "devices"},
+    "devices between": {"question": "devices", "between": [3, 9]},
+    "devices of two loads": {"question": "devices", "vary": {"workload.arrivals.rate_per_s": [7.0, 300.0]}},
+    "devices, too many": {
+        "question": "devices",
+        "between": [1, 8],
+        "vary": {"workload.arrivals.rate_per_s": [1e3]},
+    },
+    "a field": {
+        "question": "devices",
+        "over": "strategies.0.token_budget",
+        "between": [1, 300],
+        "base": {**BASE, "strategies": [{"kind": "continuous_batching", "ranks": 1}]},
+    },
+    "cost": {"question": "cost", "cost_per_hour": {"h200-sxm": 3.5}},
+    "cost of two devices": {
+        "question": "cost",
+        "cost_per_hour": {"h200-sxm": 3.5, "a100-sxm-80gb": 0.0},
+        "vary": {"device": ["h200-sxm", "a100-sxm-80gb"]},
+    },
+    "rate": {"question": "rate", "base": {**BASE, "devices": 4}},
+    "rate of ten ways": {
+        "question": "rate",
+        "base": {
+            **BASE,
+            "strategies": [{"kind": "continuous_batching", "token_budget": [8 * n for n in range(1, 11)]}],
+        },
+    },
+    "rate of ten ways, none left out early": {
+        "question": "rate",
+        "leave_out_early": False,
+        "base": {
+            **BASE,
+            "strategies": [{"kind": "continuous_batching", "token_budget": [8 * n for n in range(1, 11)]}],
+        },
+    },
+    "strategy": {"question": "strategy", "base": {**BASE, "devices": 4}},
+    "grid": {
+        "question": "grid",
+        "objective": ["fewest_devices", "highest_rate", "lowest_latency", "lowest_energy"],
+        "vary": {"devices": [4, 8], "workload.arrivals.rate_per_s": [4.0, 60.0, 200.0]},
+    },
+    "grid of one rate": {"question": "grid", "vary": {"devices": [1, 2, 4, 8]}},
+    "grid, cost": {
+        "question": "grid",
+        "objective": "lowest_cost",
+        "cost_per_hour": {"h200-sxm": 3.5},
+        "vary": {"devices": [3, 4, 8]},
+    },
+    "constraints": {
+        "question": "rate",
+        "base": {**BASE, "devices": 4},
+        "constraints": {"slo_attainment": 0.95, "ttft_p99.9_s": 0.4, "tpot_mean_s": 0.01},
+        "certainty": 0.8,
+        "replicas": 12,
+    },
+}
+
+
+class MadeUp:
+    """Makes runs in closed form: one queue before servers that get faster with their ranks, as the load on
+    them has it."""
+
+    def make(self, asks: Sequence[Ask], finished: Finished) -> None:
+        """See `Maker`; the last one first, since any order does."""
+        for place in reversed(range(len(asks))):
+            finished(place, self._ran(asks[place]))
+
+    def _ran(self, ask: Ask) -> Ran:
+        case = ask.point.case
+        axes = case.axes
+        rate = axes.rate_per_s or 1.0
+        draw = random.Random(f"{ask.replica} {axes.requests}")
+        slower = {"high": 1.1, "value": 1.0, "low": 0.93}[ask.end]
+        way = 1.0 if axes.strategy == "continuous_batching" else 1.4
+        room = 1.0 + 2.0 / getattr(case.strategy, "token_budget", [64])[0]
+        each_s = slower * way * room * 0.03 / case.ranks**0.7
+        load = rate * each_s / case.servers
+        wait_s = each_s * (0.3 + load**4) * exp(0.1 * draw.gauss())
+        figures: dict[str, float | None] = {
+            f"{name}_{of}_s": wait_s * more * part
+            for name, more in (("ttft", 4.0), ("e2e", 12.0), ("tpot", 0.3), ("itl", 0.4), ("queue", 3.0))
+            for of, part in (("mean", 1.0), ("p50", 0.9), ("p95", 2.0), ("p99", 3.0), ("p99.9", 5.0))
+        }
+        figures |= {
+            "slo_attainment": min(1.0, 1.0 / (0.5 + load)), "window_requests": 0.8 * axes.requests,
+            "output_throughput_tokens_per_s": 5.5 * min(rate, case.servers / each_s),
+        }  # fmt: skip
+        return Ran(figures, load > 1.2, shares={"datasheet": 1.0}, short=10.0 * load * rate > axes.requests)
+
+    def close(self) -> None:
+        """See `Maker`."""
+
+    def about(self) -> str:
+        """See `Maker`."""
+        return "a formula"
+
+
+def tried_text(one: Tried | None) -> str:
+    if one is None:
+        return "-"
+    case, judged = one.point.case, one.judged
+    axes = case.axes
+    ways = f"{one.point.device}, {axes.label}, {axes.devices}/{axes.ranks}/{case.servers}"
+    load = f"{axes.requests} at {number(axes.rate_per_s)}/s"
+    cost = f" costs {number(one.cost_per_hour)}" if one.cost_per_hour is not None else ""
+    settings = "".join(f" {value}" for value in one.alternative.settings.values())
+    verdict = f"{judged.verdict} {len(judged.runs)}{' short' if judged.short else ''}"
+    return f"{ways}, {load},{settings} value {number(one.value)}{cost}: {verdict}"
+
+
+def answered_text(one: Answered) -> Iterator[str]:
+    likely = f", likely {number(one.likely)}" if one.likely is not None else ""
+    yield f"    best {tried_text(one.best)}{likely}"
+    yield f"    beyond {tried_text(one.next_worse)}"
+
+
+def plan_of(name: str, folder: Path) -> Iterator[str]:
+    path = folder / "plan.yaml"
+    path.write_text(yaml.safe_dump({"base": BASE, **SETUPS[name]}, sort_keys=False), encoding="utf-8")
+    plan = run(load_plan(path), jobs=1, progress=lambda doing, done, total: None)
+    found = plan.found
+    yield f"{name}: {plan.simulated} runs, {plan.requests} requests"
+    yield from (f"  {tried_text(one)}" for one in found.tried)
+    for place, (group, winner) in enumerate(zip(found.groups, found.winners, strict=False)):
+        slow, fast = (at.get(place) for at in (found.at_slow_prices, found.at_fast_prices))
+        yield f"  group {place}: {tried_text(winner)}"
+        yield f"    slow {slow and slow.verdict}, fast {fast and fast.verdict}"
+        yield from (line for one in group for line in answered_text(one))
+    for pair in found.pairs:
+        more = " ".join(number(value) for value in (pair.more, pair.low, pair.high))
+        yield f"  {pair.metric} of {pair.b.point.case.axes.label} is {more} more than of {tried_text(pair.a)}"
+    yield from (f"  winner {tried_text(one)}" for one in found.winners[len(found.groups) :])
+    yield from (f"  {text.replace(str(path), 'plan')}" for text in (*plan.notes, *plan.warnings))
+
+
+@pytest.mark.parametrize("name", SETUPS)
+def test_plans_look_where_the_tape_says(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SIMCORE_CACHE", "none")
+    monkeypatch.setattr(plans, "_maker", lambda *given: MadeUp())
+    is_taped(f"plan_{name.replace(', ', '_').replace(' ', '_')}.txt", plan_of(name, tmp_path))
