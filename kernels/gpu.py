@@ -1,9 +1,14 @@
 """The numbers that layouts depend on: of a tensor's GPU, or of an H200 if the tensor is on no GPU."""
 
-from typing import NamedTuple
+from collections.abc import Callable
+from functools import wraps
+from typing import NamedTuple, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 # An H200's multiprocessors, and the shared memory that a program may use there.
 PROCESSORS = 132
@@ -27,3 +32,18 @@ def gpu_of(x: Tensor) -> Gpu:
     found = torch.cuda.get_device_properties(x.device)
     shared_bytes = getattr(found, "shared_memory_per_block_optin", SHARED_BYTES)
     return Gpu(found.multi_processor_count, shared_bytes, found.major >= HOPPER)
+
+
+def on_its_device(launch: Callable[P, T]) -> Callable[P, T]:
+    """Makes a function launch on the GPU of its first tensor, whichever is current; else the launch would go
+    to a stream of another GPU, which may not even reach that memory."""
+
+    @wraps(launch)
+    def there(*args: P.args, **named: P.kwargs) -> T:
+        first = next((x for x in (*args, *named.values()) if isinstance(x, Tensor) and x.is_cuda), None)
+        if first is None or first.device.index == torch.cuda.current_device():
+            return launch(*args, **named)
+        with torch.cuda.device(first.device):
+            return launch(*args, **named)
+
+    return there

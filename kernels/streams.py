@@ -12,13 +12,19 @@ next such launch of the stream.
 Launches may also depend on a word in device memory, which their kernels read first:
 
     with gated(word): ...
+
+Words through which the programs of a launch tell each other something, and which the launch leaves as it
+found them, are made once for a stream, and once for each captured graph: `words`.
 """
 
+import ctypes
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import cache
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor
 
 T = TypeVar("T")
@@ -50,11 +56,6 @@ def shared(key: Hashable, make: Callable[[], T]) -> T:
     return found
 
 
-def is_one_stream() -> bool:
-    """Whether `one_stream` is open here."""
-    return _of_stream.get() is not None
-
-
 @contextmanager
 def gated(gate: Tensor | None) -> Iterator[None]:
     """Launches inside do nothing if the gate (int32 [1], read on the device) is 0; with None they always
@@ -69,3 +70,76 @@ def gated(gate: Tensor | None) -> Iterator[None]:
 def current_gate() -> Tensor | None:
     """Returns the gate of launches made here."""
     return _gate.get()
+
+
+# -- words ---------------------------------------------------------------------------------------------------
+
+# By device, stream and captured graph; and what they are for.
+_words: Buffers = {}
+# What was too small for a later launch of the same graph: earlier ones still use it.
+_outgrown: list[Tensor] = []
+
+
+def words(device: torch.device, of: str, count: int, value: int) -> Tensor:
+    """Returns int32 words, `count` or more, that the launches of the current stream share: `value` before the
+    first of them, and as it was after each. They are made where there are none, or too few. A captured graph
+    has its own, since graphs of one stream may be replayed on several, unless `one_stream` rules that out;
+    these stay as long as the process. `of`: what they are for, always with the same value."""
+    captured = torch.cuda.is_current_stream_capturing()
+    buffers: Buffers | None = _of_stream.get()
+    place: Hashable = device
+    if buffers is None:
+        stream = torch.cuda.current_stream(device)
+        graph = _captured(stream.cuda_stream) if captured else 0
+        buffers, place = _words, (stream.device_index, stream.cuda_stream, graph)
+    key = "words", place, of
+    held = buffers.get(key)
+    if held is None or len(held) < count:
+        if held is not None and captured:
+            _outgrown.append(held)
+        size = 1 << max(0, count - 1).bit_length()
+        held = buffers[key] = (_outside_of_graphs if captured else _filled)(device, size, value)
+    found: Tensor = held
+    return found
+
+
+def _filled(device: torch.device, count: int, value: int) -> Tensor:
+    return torch.full((count,), value, dtype=torch.int32, device=device)
+
+
+def _outside_of_graphs(device: torch.device, count: int, value: int) -> Tensor:
+    """Fills words at once while the current stream is captured: the graph has no launch for it."""
+    other = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    # A capture otherwise forbids its thread to wait for any stream.
+    mode = ctypes.c_int(RELAXED)
+    _called("cuThreadExchangeStreamCaptureMode", ctypes.byref(mode))
+    try:
+        with torch.cuda.stream(other):
+            made = _filled(device, count, value)
+        other.synchronize()
+    finally:
+        _called("cuThreadExchangeStreamCaptureMode", ctypes.byref(mode))
+    return made
+
+
+def _captured(stream: int) -> int:
+    """Returns the number of the capture that a stream is in."""
+    status, number = ctypes.c_int(), ctypes.c_uint64()
+    into = ctypes.byref(status), ctypes.byref(number)
+    _called("cuStreamGetCaptureInfo_v2", ctypes.c_void_p(stream), *into, None, None, None)
+    return number.value
+
+
+# CU_STREAM_CAPTURE_MODE_RELAXED of CUDA's driver API.
+RELAXED = 2
+
+
+def _called(name: str, *arguments: Any) -> None:
+    """Calls CUDA's driver API, for what torch does not hand through. Raises RuntimeError."""
+    if failed := getattr(_driver(), name)(*arguments):
+        raise RuntimeError(f"{name}: CUDA error {failed}")
+
+
+@cache
+def _driver() -> ctypes.CDLL:
+    return ctypes.CDLL("libcuda.so.1")

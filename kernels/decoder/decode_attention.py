@@ -39,9 +39,9 @@ from simcore.kernels.decoder.split_kv import (
     cache,
     cache_of,
     depth_that_fits,
+    kept_space,
     launched,
     load_queries,
-    made,
     nothing,
     padded,
     part,
@@ -56,7 +56,7 @@ from simcore.kernels.decoder.split_kv import (
     write_part,
 )
 from simcore.kernels.decoder.tensors import random_tensor
-from simcore.kernels.gpu import PROCESSORS, SHARED_BYTES, gpu_of
+from simcore.kernels.gpu import PROCESSORS, SHARED_BYTES, gpu_of, on_its_device
 from simcore.kernels.kernel import Kernel, by_device
 from simcore.kernels.streams import shared
 from simcore.ops.op import Op
@@ -195,6 +195,7 @@ def shares_of(q: Tensor, kv_heads: int, config: DecodeConfig) -> Shares:
     return shares(q.shape[1] // kv_heads, q.shape[2], config.splits, config.slices, config.warps)
 
 
+@on_its_device
 def decode_attention(
     q: Tensor,
     k: Tensor,
@@ -218,9 +219,9 @@ def decode_attention(
     [batch, blocks of a sequence] (int32). They may be fp8, with k_scale and v_scale (fp32 [kv_heads]): value
     = stored * scale. `scale` is 1/sqrt(d) by default. With `sinks` or `window` only the first `sinks`
     and last `window` tokens are attended. gate (int32 [1]): if it is 0 on the device, the launch does
-    nothing. space: see Workspace; by default a new one. config: the layout, by default that of `config_for`;
-    an EvenConfig deals the work evenly to all programs, whatever the lengths. Returns out [batch, q_heads,
-    d], zeros for a sequence without tokens.
+    nothing. space: see Workspace; by default that of the stream, so that the call is one launch. config: the
+    layout, by default that of `config_for`; an EvenConfig deals the work evenly to all programs, whatever the
+    lengths. Returns out [batch, q_heads, d], zeros for a sequence without tokens.
 
     Raises ValueError for tensors that do not fit together.
     """
@@ -236,7 +237,7 @@ def decode_attention(
     out = torch.empty_like(q) if out is None else out
     check_like("out", out, tuple(q.shape), q.dtype)
     launch = _evenly(q, kv, config) if isinstance(config, EvenConfig) else _by_sequence(q, kv, config)
-    space = space or made(q, launch.shapes)
+    space = space or Workspace(*kept_space(q, launch.shapes))
     check_space(space, launch.shapes)
     windowed = sinks is not None or window is not None
     launch.kernel[launch.grid](
@@ -417,18 +418,8 @@ def whole_lengths(op: Op, q: Tensor) -> Tensor:
     )
 
 
-def launch_of(op: Op, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, int, DecodeConfig]:
-    """Returns the lengths of an op's sequences, their number of KV heads, and the layout of its launch."""
-    lengths = whole_lengths(op, q)
-    kv = cache(q, k, v, lengths, None, (None, None))
-    return lengths, kv.kv_heads, config_for(q, kv)
-
-
 def _run(op: Op, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    lengths, kv_heads, config = launch_of(op, q, k, v)
-    key = ("decode attention", q.device, q.shape, kv_heads, config)
-    space = shared(key, lambda: workspace(q, kv_heads, config))
-    return decode_attention(q, k, v, lengths, space=space, config=config)
+    return decode_attention(q, k, v, whole_lengths(op, q))
 
 
 def _reference(op: Op, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

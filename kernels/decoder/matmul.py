@@ -23,9 +23,9 @@ from torch import Tensor
 from simcore.devices.interpolation import padded_rows
 from simcore.kernels.decoder.checks import check_gate, check_like, kind
 from simcore.kernels.decoder.tensors import random_tensor
-from simcore.kernels.gpu import PROCESSORS, SHARED_BYTES, gpu_of
+from simcore.kernels.gpu import PROCESSORS, SHARED_BYTES, gpu_of, on_its_device
 from simcore.kernels.kernel import Kernel, by_device
-from simcore.kernels.streams import is_one_stream, shared
+from simcore.kernels.streams import shared, words
 from simcore.ops.op import Op
 
 MOST_ROWS = 64
@@ -124,6 +124,14 @@ def workspace(
     )
 
 
+def kept_space(m: int, n: int, config: MatmulConfig, device: torch.device) -> Workspace:
+    """Returns a workspace in words that belong to a device and its stream; without a GPU, a new one."""
+    if device.type != "cuda" or config.splits == 1:
+        return workspace([(m, n, config)], device)
+    partials = words(device, "parts of products", config.splits * m * n, 0).view(torch.float32)
+    return Workspace(partials, words(device, "counters of products", -(-n // config.columns), 0))
+
+
 def reference_matmul(x: Tensor, weight: Tensor, *, add: Tensor | None = None) -> Tensor:
     """As `matmul`, in plain torch, any float dtype and any number of rows."""
     y = x.to(weight.dtype) @ weight
@@ -190,6 +198,7 @@ def _matmul_kernel(
     tl.store(out_ptr + row[:, None] * out_row + column[None, :], out, mask=inside)
 
 
+@on_its_device
 def matmul(
     x: Tensor,
     weight: Tensor,
@@ -204,8 +213,8 @@ def matmul(
 
     The weights may be row-major or column-major (a transposed [n, k]). `add` [m, n] is added in fp32 before
     rounding; it may be `out` itself for an addition in place. With a `gate` (int32 [1]) of 0 nothing is
-    written. `space` is a workspace for split layouts, by default a new one; `config` the layout, by default
-    `matmul_config`'s. Returns `out`, or a new tensor. Raises ValueError for sizes that do not fit.
+    written. `space` is a workspace for split layouts, by default that of the stream; `config` the layout, by
+    default `matmul_config`'s. Returns `out`, or a new tensor. Raises ValueError for sizes that do not fit.
     """
     _check(x, weight, add, out)
     check_gate(gate)
@@ -215,7 +224,7 @@ def matmul(
         raise ValueError(f"a layout of {config.rows} rows for {m}")
     x = x.to(weight.dtype)
     out = torch.empty(m, n, dtype=weight.dtype, device=x.device) if out is None else out
-    space = workspace([(m, n, config)], x.device) if space is None else space
+    space = kept_space(m, n, config, x.device) if space is None else space
     tiles, split = triton.cdiv(n, config.columns), config.splits > 1
     if split and (space.partials.numel() < config.splits * m * n or space.counters.numel() < tiles):
         raise ValueError(f"the workspace is too small for {m} x {n} in {config.splits} parts")
@@ -246,31 +255,6 @@ def _check(x: Tensor, weight: Tensor, add: Tensor | None, out: Tensor | None) ->
 
 # -- the op ----------------------------------------------------------------------------------------------
 
-# By device and stream: the launches of one stream run one after another.
-_spaces: dict[tuple[int, int], Workspace] = {}
-
-
-def _space(device: torch.device, launch: tuple[int, int, MatmulConfig]) -> Workspace:
-    """Returns a workspace that the launches of a stream share. A captured graph gets its own, because graphs
-    of one stream may be replayed on several, unless `simcore.kernels.streams.one_stream` rules that out."""
-    if is_one_stream():
-        return shared(("matmul", device, launch), lambda: workspace([launch], device))
-    if torch.cuda.is_current_stream_capturing():
-        return workspace([launch], device)
-    stream = torch.cuda.current_stream(device)
-    key = stream.device_index, stream.cuda_stream
-    m, n, config = launch
-    held = _spaces.get(key)
-    if held is None or held.partials.numel() < config.splits * m * n or held.counters.numel() < n:
-        # One counter a column is enough for tiles of any width.
-        parts, counters = (0, 0) if held is None else (held.partials.numel(), held.counters.numel())
-        held = Workspace(
-            torch.empty(max(parts, config.splits * m * n), dtype=torch.float32, device=device),
-            torch.zeros(max(counters, n), dtype=torch.int32, device=device),
-        )
-        _spaces[key] = held
-    return held
-
 
 def product(x: Tensor, weight: Tensor, *, out: Tensor | None = None, gate: Tensor | None = None) -> Tensor:
     """Returns x [m, k] times weight [k, n]: by `matmul` for few rows, by cuBLAS for more rows and for fp8
@@ -291,8 +275,7 @@ def product(x: Tensor, weight: Tensor, *, out: Tensor | None = None, gate: Tenso
         # The memory behind `out` may belong to another tensor.
         rows = padded(x) if out is None else x
         return torch.mm(rows.to(weight.dtype), weight, out=out)[:m]
-    config = config_for(m, weight)
-    return matmul(x, weight, out=out, gate=gate, space=_space(x.device, (m, n, config)), config=config)
+    return matmul(x, weight, out=out, gate=gate)
 
 
 def padded(x: Tensor) -> Tensor:

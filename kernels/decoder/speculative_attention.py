@@ -32,9 +32,9 @@ from simcore.kernels.decoder.decode_attention import (
     config_for,
     ends_of,
     inputs,
-    launch_of,
     shares_of,
     tokens_of,
+    whole_lengths,
 )
 from simcore.kernels.decoder.split_kv import (
     ONE_BY_ONE,
@@ -42,6 +42,7 @@ from simcore.kernels.decoder.split_kv import (
     cache,
     cache_of,
     empty,
+    kept_space,
     launched,
     load_queries,
     nothing,
@@ -58,6 +59,7 @@ from simcore.kernels.decoder.split_kv import (
     write_part,
     write_words,
 )
+from simcore.kernels.gpu import on_its_device
 from simcore.kernels.kernel import Kernel, by_device
 from simcore.kernels.streams import shared
 from simcore.ops.op import Op
@@ -173,6 +175,7 @@ def early_workers(early_tokens: int, capacity: int, config: DecodeConfig) -> int
     return max(1, min(config.splits, MOST_WORKERS, int(wanted)))
 
 
+@on_its_device
 def speculative_attention(
     q: Tensor,
     k: Tensor,
@@ -216,8 +219,9 @@ def speculative_attention(
     batch = q.shape[0]
     into = into or speculation(q)
     _check_room(into, q)
-    space = space or speculative_workspace(q, kv.kv_heads, config)
-    check_space(space, _shapes(q, kv.kv_heads, config))
+    wanted = _shapes(q, kv.kv_heads, config)
+    space = space or SpeculativeWorkspace(*kept_space(q, wanted))
+    check_space(space, wanted)
     constants = sizes(
         q, kv, splits=config.splits, slices=config.slices, warps=config.warps, sharers=config.sharers
     )
@@ -458,6 +462,7 @@ def _count_in(arrived_ptr, queries):
     tl.atomic_add(arrived_ptr, queries, sem="release", scope="sys")
 
 
+@on_its_device
 def receive(early: Tensor, arrived: Tensor, x: Tensor, *, gate: Tensor | None = None) -> None:
     """Waits on the device until all queries of each sequence have arrived, copies early [batch, q_heads, d]
     to x [batch, q_heads * d] and sets arrived [batch] to zero again (Algorithm 3, the receiver). Raises
@@ -532,12 +537,8 @@ def reference_speculative_attention(
 def _run(op: Op, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     # The op does not decide on hits: it passes the norms on.
     chunk, into = op["chunk"], shared(("speculation", q.device, q.shape, q.dtype), lambda: speculation(q))
-    lengths, kv_heads, config = launch_of(op, q, k, v)
-    key = ("speculative attention", q.device, q.shape, kv_heads, config)
-    space = shared(key, lambda: speculative_workspace(q, kv_heads, config))
-    made = speculative_attention(
-        q, k, v, lengths, sinks=chunk, window=chunk, threshold=0.0, into=into, space=space, config=config
-    )
+    lengths = whole_lengths(op, q)
+    made = speculative_attention(q, k, v, lengths, sinks=chunk, window=chunk, threshold=0.0, into=into)
     return made.exact, made.early, made.norms.T
 
 

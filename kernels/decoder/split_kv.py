@@ -19,9 +19,11 @@ A waiting program holds a place on a multiprocessor. So a launch needs as many p
 sum, at most `sharers` of its layout, and concurrent launches need theirs together.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import accumulate
 from typing import NamedTuple
 
 import torch
@@ -30,6 +32,7 @@ import triton.language as tl
 from torch import Tensor
 
 from simcore.kernels.decoder.checks import kind
+from simcore.kernels.streams import words
 
 # The interpreter runs programs one after another: no program may wait for a later one.
 ONE_BY_ONE = bool(triton.knobs.runtime.interpret)
@@ -52,13 +55,16 @@ LOADED_AT_ONCE = tl.constexpr(4)
 LOOKED_AT = tl.constexpr(8)
 # A bit pattern that no result has: the NaN of a GPU's arithmetic has another pattern.
 EMPTY = tl.constexpr(-1)
+# Tensors of a kept workspace begin at multiples of so many words.
+ALIGNED = 64
 
 
 class Workspace(NamedTuple):
     """The memory through which the parts of one launch are summed.
 
-    Launches that overlap need a workspace each. After an aborted launch a new one is needed: the next launch
-    would take the words left in the old one for its own.
+    Launches that overlap need a workspace each; a call without one has that of its stream (`kept_space`).
+    After an aborted launch a new one is needed: the next launch would take the words left in the old one for
+    its own.
 
     int32, EMPTY before a launch and again after it: partials [pairs, splits, group, d] and logs [pairs,
     splits, group, slices copies] hold fp32 results. A pair is a sequence and one of its KV heads; copies: see
@@ -276,6 +282,20 @@ def room(q: Tensor, kv_heads: int, *, parts: int, slices: int) -> Workspace:
 def made(q: Tensor, wanted: Sequence[tuple[int, ...]]) -> Workspace:
     """Makes a workspace of these shapes on the device of q."""
     return Workspace(*(empty(q, *shape) for shape in wanted))
+
+
+def kept_space(q: Tensor, wanted: Sequence[tuple[int, ...]]) -> list[Tensor]:
+    """Returns a workspace's tensors of these shapes in words that belong to the device of q and its stream;
+    without a GPU, new ones."""
+    if not q.is_cuda:
+        return [empty(q, *shape) for shape in wanted]
+    # Compilers load more at once from addresses that are multiples of 16 bytes.
+    starts = [0, *accumulate(-(-math.prod(shape) // ALIGNED) * ALIGNED for shape in wanted)]
+    every = words(q.device, "attention", starts[-1], EMPTY.value)
+    return [
+        every[start : start + math.prod(shape)].view(shape)
+        for start, shape in zip(starts, wanted, strict=False)
+    ]
 
 
 def shapes(q: Tensor, kv_heads: int, parts: int, slices: int) -> list[tuple[int, ...]]:
