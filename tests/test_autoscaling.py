@@ -20,7 +20,7 @@ from simcore.scenario import parse_scenario
 from simcore.sim.runs import span_by_span
 from simcore.studies.serving import laws
 from simcore.studies.serving.autoscaling import Fleet, Stint
-from simcore.studies.serving.replica import figures_of
+from simcore.studies.serving.replica import _held, figures_of
 from simcore.studies.serving.runner import Bench, Case, Result
 from simcore.studies.serving.served import Floats
 from simcore.studies.serving.study import cases, refusal
@@ -322,6 +322,18 @@ def test_the_law_of_fleets_finds_what_breaks_it(tmp_path: Path) -> None:
     assert "after its server was off" in broken(freed_s=fleet.freed_s.clip(max=1.0))
     assert "before its server is off" in broken(freed_s=np.full(len(fleet.freed_s), inf))
     assert "is off" in broken(server=np.zeros(len(fleet.server)))
+
+
+def test_what_a_run_takes_of_its_devices_is_of_its_time_alone() -> None:
+    """From its first arrival on, of two ranks a server: 8 of 12 server-seconds."""
+    fleet = Fleet.of(2, [Stint(0, 0.0, 0.0), Stint(1, 4.0, 4.5, 5.5, 6.0)])
+    found = {name: value for name, (value, _) in _held(fleet, 2.0, 8.0, 2).items()}
+    assert found["server_s"] == 8.0
+    assert found["device_hours"] == pytest.approx(16.0 / 3600.0)
+    assert found["device_time_saved"] == pytest.approx(1.0 / 3.0)
+    assert found["mean_servers"] == pytest.approx(8.0 / 6.0)
+    assert (found["max_servers"], found["server_starts"]) == (2.0, 1.0)
+    assert _held(fleet, 2.0, 2.0, 2)["device_time_saved"][0] is None
 
 
 def test_means_of_a_fleet() -> None:

@@ -47,6 +47,17 @@ def ends(price: Price) -> tuple[float, float]:
 GRID = {(m, n): 2.0 + exp(0.1 * i) for i, (m, n) in enumerate(product((1, 64, 512), (1, 4, 1024)))}
 
 
+def test_between_slices_the_nearest_that_surround_a_place_count() -> None:
+    """At m = 8, n = 32: slice 4 ends before n and slice 16 begins after it; slices 2 and 32 have both sides,
+    and so has 1, which is farther."""
+    slices = {1: (3, 90), 2: (16, 64), 4: (1, 15), 16: (65, 256), 32: (17, 80)}
+    factors = {1: 3.0, 2: 5.0, 4: 7.0, 16: 11.0, 32: 13.0}
+    table = near({(m, n): factors[m] for m, ns in slices.items() for n in ns})
+    share = log(8 / 2) / log(32 / 2)
+    expected = (1.0 - share) * log(5.0) + share * log(13.0)
+    assert log(priced(table, 8, 32).seconds / FLOOR_S) == pytest.approx(expected)
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_between_points_of_a_grid_it_is_multilinear_in_logarithms(seed: int) -> None:
     """Against the formula over the four corners around a place, at places of more than three factors off."""

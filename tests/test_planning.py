@@ -20,9 +20,11 @@ from typer.testing import CliRunner
 from simcore import cli
 from simcore.input.files import InputError
 from simcore.planning import runs as planning_runs
+from simcore.planning.alternatives import _faster, at_load
 from simcore.planning.limits import Limit, limits, names, of_slo
 from simcore.planning.plan import Plan, run
-from simcore.planning.questions import _nearest, difference, pareto
+from simcore.planning.points import Point
+from simcore.planning.questions import Found, _nearest, difference, pareto
 from simcore.planning.runs import Ask, Ran
 from simcore.planning.searches import (
     PAIRS,
@@ -39,6 +41,7 @@ from simcore.planning.slo import presets
 from simcore.planning.store import FILE, Store
 from simcore.planning.verdict import Rule, cox_upper, hall_upper, interval, judged, upper
 from simcore.planning.whatif import QUESTIONS, Linear, Logarithmic, load_plan
+from simcore.workload.spec import Workload
 from tests.thorough import slow, thorough
 
 SEED = 20261126
@@ -671,6 +674,44 @@ def test_what_is_the_same_in_every_run_is_run_once(tmp_path: Path) -> None:
         assert ("the same in every run" in plan.answer) == (runs == 1)
 
 
+CONSTANT = {"kind": "constant", "value": 8}
+TRACE = {"kind": "trace", "path": "some.csv", "format": "azure"}
+
+
+@pytest.mark.parametrize(
+    ("workload", "kind", "same"),
+    [
+        ({"arrivals": TRACE}, "continuous_batching", True),
+        ({"arrivals": {**TRACE, "jitter_s": 0.1}}, "continuous_batching", False),
+        ({"arrivals": TRACE}, "own.py:schedule", False),
+        ({"arrivals": TRACE, "output_tokens": {"kind": "uniform", "low": 1, "high": 2}}, "eager", False),
+        (
+            {
+                "arrivals": {"kind": "constant", "rate_per_s": 1.0},
+                "prompt_tokens": CONSTANT,
+                "output_tokens": CONSTANT,
+            },
+            "eager",
+            True,
+        ),
+        (
+            {
+                "arrivals": {"kind": "poisson", "rate_per_s": 1.0},
+                "prompt_tokens": CONSTANT,
+                "output_tokens": CONSTANT,
+            },
+            "eager",
+            False,
+        ),
+    ],
+)
+def test_runs_are_all_the_same_where_nothing_is_drawn(workload: Any, kind: str, same: bool) -> None:
+    scenario: Any = SimpleNamespace(workload=Workload.model_validate({"requests": 10, **workload}))
+    case: Any = SimpleNamespace(strategy=SimpleNamespace(kind=kind))
+    bench: Any = None
+    assert Point(bench, case, scenario, "some").same_in_every_run == same
+
+
 def test_what_can_not_be_is_left_out_and_counted(tmp_path: Path) -> None:
     strategy = {"kind": "continuous_batching", "ranks": 2}
     document = {"base": {**BASE, "strategies": [strategy]}, "vary": {"devices": [1, 2, 3]}, "replicas": 3}
@@ -743,6 +784,37 @@ def test_beside_the_fewest_devices_stands_the_nearest_number_of_any_way() -> Non
     assert nearest(12, (8, "unsure"), (10, "fails"), (12, "fails"), (16, "unsure")).devices == 10
     both = nearest(12, (10, "fails"), (10, "unsure"))
     assert (both.devices, both.judged.verdict) == (10, "unsure")
+
+
+def test_the_next_smaller_number_may_do_if_any_does_at_fast_prices() -> None:
+    holds, fails = (Judged(point(1), (), verdict) for verdict in ("holds", "fails"))  # type: ignore[arg-type]
+    assert Found(at_fast_prices={0: fails, 1: holds}).at_fast_holds
+    assert not Found(at_fast_prices={0: fails, 1: fails}).at_fast_holds
+    assert not Found().at_fast_holds
+
+
+def test_of_ways_that_cannot_be_the_first_is_told(tmp_path: Path) -> None:
+    base = {**BASE, "devices": 4, "strategies": [{"kind": "continuous_batching", "ranks": 1}]}
+    with pytest.raises(InputError, match="ranks: is 3;"):
+        planned(tmp_path, {"base": base, "vary": {"strategies.0.ranks": [3, 5]}}, "grid")
+
+
+def test_tenants_without_arrivals_of_their_own_go_by_the_load_of_all() -> None:
+    lengths = {"prompt_tokens": CONSTANT, "output_tokens": CONSTANT}
+    workload = Workload.model_validate(
+        {
+            "requests": 10,
+            "arrivals": {"kind": "of_tenants"},
+            "tenants": [
+                {"name": "a", "arrivals": {"kind": "poisson", "rate_per_s": 3.0}, **lengths},
+                {"name": "b", "arrivals": {"kind": "constant", "interval_s": 0.5}, **lengths},
+            ],
+        }
+    )
+    faster = at_load(workload, 4.0, 3)
+    assert [one.arrivals.rates[0] for one in faster.tenants] == [12.0, 8.0]  # type: ignore[union-attr]
+    assert (faster.requests, faster.arrivals) == ([30], workload.arrivals)
+    assert _faster(None, 2.0) is None
 
 
 def test_difference_of_pairs_is_that_of_the_replicas() -> None:

@@ -178,6 +178,24 @@ def test_rows_are_the_same_bytes_event_by_event(seed: int, wait_s: float) -> Non
         assert bytes_of() == quick
 
 
+def test_what_is_stopped_in_line_never_begins() -> None:
+    """Behind a graph that runs on, and ends at its next boundary: what was stopped in line takes no time."""
+
+    def program(m: Machine) -> Program:
+        ticket = m.launch(toys("s", 10), repeat=9)
+        queued = m.launch(toys("s", 10), repeat=5)
+        yield m.recv("in", timeout_s=0.25)
+        queued.stop()
+        ticket.stop()
+        yield m.wait(queued)
+        yield m.wait(ticket)
+        assert (ticket.ran, queued.ran) == (3, 0)
+        assert m.now() == pytest.approx(0.3)
+
+    simulation = Simulation(toy_price, roofline=toy_roofline, rates=alone, rows=True)
+    assert laws.violations(simulation.run(program)) == {}
+
+
 def random_hosts(seed: int) -> Callable[[Machine], Program]:
     """Host loops that launch and wait beside each other; some stop what another one waits for, wait for it
     too, let others come after it, send to it or look at what has come."""

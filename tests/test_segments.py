@@ -43,3 +43,17 @@ def test_a_graph_that_crosses_a_link_is_no_other_that_does_not() -> None:
             pytest.approx(1.0 if crosses else tokens * 1e-6),
         )
         del graph, segment, reduce, alone
+
+
+@pytest.mark.parametrize(
+    ("memory_s", "compute_s", "demand"), [(3.0, 4.0, (1.0, 1.0)), (0.5, 0.25, (0.25, 0.125))]
+)
+def test_no_graph_keeps_more_of_a_resource_busy_than_there_is(
+    memory_s: float, compute_s: float, demand: tuple[float, float]
+) -> None:
+    """Also where prices are lower than floors, as they may be from a cache: of two ops of a second each."""
+    two = tuple(ops.norm(name, tokens=1_000_000, hidden=8, dtype="bf16") for name in ("a", "b"))
+    cuts = Cuts(price, lambda op: Floor(compute_s / 2.0, memory_s / 2.0, 0.0))
+    (segment,) = cuts.of(Graph("step", two), {})
+    assert segment.seconds == pytest.approx(2.0)
+    assert (segment.demand.memory, segment.demand.compute) == demand

@@ -312,8 +312,13 @@ def test_what_does_not_fit_is_left_out_with_what_would_help() -> None:
     found = outcome(**{**fields, "batch": [1, 512]}, tokens=1 << 11, price_interval=False)
     assert {row.axes.batch for row in found.rows} == {1}
     (warning,) = [text for text in found.warnings if "left out" in text]
-    for word in ("batch 512", "half_storage would need", "sequential_from: 1"):
-        assert word in warning
+    assert "batch 512" in warning
+    told = r"needs (\S+) GB, .*; half_storage would need (\S+) GB, sequential_from: 1 (\S+) GB, both (\S+) GB"
+    match = re.search(told, warning)
+    assert match is not None
+    needed, half, one, both = map(float, match.groups())
+    assert both < half < needed
+    assert both < one < needed
 
 
 def test_a_run_before_the_run_that_counts_leaves_nothing_in_its_times() -> None:

@@ -212,12 +212,11 @@ def _fewest(asked: Asked, benches: Benches, runner: Runner) -> Found:
         return ranks * (1.0 if price is None else price / devices)
 
     def search(one: Alternative) -> Any:
-        # Servers of a fleet may differ in their ranks, and their number is not searched.
-        ranks = one.point.case.ranks if on_devices else 1
-        ends = asked.whatif.between or (1, MOST_DEVICES if on_devices else MOST_VALUES)
-        least, most = map(int, ends)
-        first = max(ceil(least / ranks), fewest_servers(one.point))
-        between = (first, most // ranks) if on_devices else (least, most)
+        least, most = map(int, asked.whatif.between or (1, MOST_DEVICES if on_devices else MOST_VALUES))
+        between = least, most
+        if on_devices:
+            ranks = one.point.case.ranks
+            between = max(ceil(least / ranks), fewest_servers(one.point)), most // ranks
 
         def at(number: int) -> Point:
             if on_devices:
