@@ -34,13 +34,20 @@ def gpu_of(x: Tensor) -> Gpu:
     return Gpu(found.multi_processor_count, shared_bytes, found.major >= HOPPER)
 
 
-def on_its_device(launch: Callable[P, T]) -> Callable[P, T]:
+def launching(launch: Callable[P, T]) -> Callable[P, T]:
     """Makes a function launch on the GPU of its first tensor, whichever is current; else the launch would go
-    to a stream of another GPU, which may not even reach that memory."""
+    to a stream of another GPU, which may not even reach that memory. It raises RuntimeError for tensors that
+    ask for gradients, because kernels leave none."""
 
     @wraps(launch)
     def there(*args: P.args, **named: P.kwargs) -> T:
-        first = next((x for x in (*args, *named.values()) if isinstance(x, Tensor) and x.is_cuda), None)
+        tensors = [x for x in (*args, *named.values()) if isinstance(x, Tensor)]
+        if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
+            name = getattr(launch, "__name__", "this")
+            raise RuntimeError(
+                f"{name} gives no gradients: call it under torch.no_grad(), or detach its tensors"
+            )
+        first = next((x for x in tensors if x.is_cuda), None)
         if first is None or first.device.index == torch.cuda.current_device():
             return launch(*args, **named)
         with torch.cuda.device(first.device):

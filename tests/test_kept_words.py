@@ -13,7 +13,7 @@ from simcore.kernels import streams
 from simcore.kernels.decoder.decode_attention import decode_attention
 from simcore.kernels.decoder.matmul import matmul, reference_matmul
 from simcore.kernels.decoder.speculative_attention import speculative_attention
-from simcore.kernels.gpu import on_its_device
+from simcore.kernels.gpu import launching
 from simcore.kernels.streams import one_stream, words
 from tests.attention_cases import Case, Shape, make_case, some_lengths, truth
 from tests.test_triton_attention import DEVICE, check, check_speculation, needs_gpu, poisoned
@@ -88,13 +88,22 @@ def test_graphs_of_one_stream_share_words(gpu: Any) -> None:
 def test_what_has_no_tensor_on_a_gpu_is_called_as_it_is() -> None:
     """And its result, name and text are its own."""
 
-    @on_its_device
+    @launching
     def summed(x: torch.Tensor, *, more: torch.Tensor | None = None) -> torch.Tensor:
         """Adds."""
         return x if more is None else x + more
 
     assert summed(torch.ones(2), more=torch.ones(2)).tolist() == [2.0, 2.0]
     assert (summed.__name__, summed.__doc__) == ("summed", "Adds.")
+
+
+def test_kernels_refuse_tensors_that_ask_for_gradients() -> None:
+    x, weight = torch.randn(2, 64), torch.randn(64, 32, requires_grad=True)
+    with pytest.raises(RuntimeError, match="matmul gives no gradients"):
+        matmul(x, weight)
+    with torch.no_grad():
+        assert matmul(x, weight).shape == (2, 32)
+    assert matmul(x, weight.detach()).shape == (2, 32)
 
 
 # -- on a GPU ----------------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from simcore.kernels.decoder.decode_attention import (
     reference_decode_attention,
     workspace,
 )
+from simcore.kernels.decoder.even_attention import EvenConfig
 from simcore.kernels.decoder.speculative_attention import (
     Speculation,
     SpeculativeWorkspace,
@@ -93,6 +94,38 @@ def check(found: Tensor, expected: Tensor) -> None:
 
 
 # -- attention: random shapes ------------------------------------------------------------------------------
+
+
+AWAY = [slice(0, 20), slice(30, 50), slice(0, 50)]
+
+
+def without(away: slice, device: str) -> None:
+    """Attends where some tokens score -inf: they have no part, and of all tokens nothing is left."""
+    case = make_case(Shape(kv_heads=2, group=3, head_dim=32, dtype=torch.float16), [50, 9], 5, device=device)
+    q, k, v, lengths = case.tensors
+    q[..., 0] = 1.0
+    k[0, :, away, 0] = -math.inf
+    expected = torch.nan_to_num(truth(case))
+    for config in (laid_out(16, 1), laid_out(16, 3), EvenConfig(16, 3, 1, 4, 1, 1)):
+        check(decode_attention(q, k, v, lengths, config=config), expected)
+    made = speculative_attention(q, k, v, lengths, sinks=4, window=4, threshold=0.1, config=laid_out(16, 3))
+    check(made.exact, expected)
+
+
+# Rows of a tile beyond the group are 0, and 0 times -inf is no number there.
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("away", AWAY)
+@interpreted
+def test_tokens_that_score_minus_infinity_have_no_part(away: slice) -> None:
+    without(away, "cpu")
+
+
+@pytest.mark.gpu
+@needs_gpu
+@pytest.mark.parametrize("away", AWAY)
+def test_tokens_that_score_minus_infinity_have_no_part_on_a_gpu(away: slice) -> None:
+    without(away, DEVICE)
+
 
 HEAD_DIMS = [64, 33, 80, 96, 65, 128, 100, 192, 256]
 BLOCKS = [0, 16, 0, 1, 24, 8, 0, 64]

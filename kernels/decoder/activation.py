@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from simcore.kernels.decoder.tensors import random_tensor
-from simcore.kernels.gpu import on_its_device
+from simcore.kernels.gpu import launching
 from simcore.kernels.kernel import Kernel, by_device
 from simcore.ops.op import Op
 
@@ -45,7 +45,7 @@ def _activation_kernel(
     tl.store(out_ptr + row * out_stride + columns, y.to(out_ptr.dtype.element_ty), mask=inside)
 
 
-@on_its_device
+@launching
 def activation(
     x: Tensor, up: Tensor | None = None, *, gate: Tensor | None = None, out: Tensor | None = None
 ) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from simcore.kernels.decoder.checks import check_like, kind
 from simcore.kernels.decoder.tensors import random_tensor
-from simcore.kernels.gpu import on_its_device
+from simcore.kernels.gpu import launching
 from simcore.kernels.kernel import Kernel, by_device
 from simcore.ops.op import Op
 
@@ -59,7 +59,7 @@ def _kv_append_kernel(
     tl.store(to_v, v.to(v_to_ptr.dtype.element_ty), mask=inside)
 
 
-@on_its_device
+@launching
 def kv_append(
     k: Tensor,
     v: Tensor,
@@ -133,7 +133,7 @@ def _move_kernel(
     tl.store(to_ptr + row * to_row + column, x.to(to_ptr.dtype.element_ty), mask=inside)
 
 
-@on_its_device
+@launching
 def move(source: Tensor, target: Tensor, *, gate: Tensor | None = None) -> None:
     """Writes rows source [rows, width] to target, in the target's format; with a `gate` (int32 [1]) of 0 it
     writes nothing. Rows may be any distance apart. Raises ValueError if the elements of a row are not

@@ -56,7 +56,7 @@ from simcore.kernels.decoder.split_kv import (
     write_part,
 )
 from simcore.kernels.decoder.tensors import random_tensor
-from simcore.kernels.gpu import PROCESSORS, SHARED_BYTES, gpu_of, on_its_device
+from simcore.kernels.gpu import PROCESSORS, SHARED_BYTES, gpu_of, launching
 from simcore.kernels.kernel import Kernel, by_device
 from simcore.kernels.streams import shared
 from simcore.ops.op import Op
@@ -195,7 +195,7 @@ def shares_of(q: Tensor, kv_heads: int, config: DecodeConfig) -> Shares:
     return shares(q.shape[1] // kv_heads, q.shape[2], config.splits, config.slices, config.warps)
 
 
-@on_its_device
+@launching
 def decode_attention(
     q: Tensor,
     k: Tensor,
@@ -221,7 +221,8 @@ def decode_attention(
     and last `window` tokens are attended. gate (int32 [1]): if it is 0 on the device, the launch does
     nothing. space: see Workspace; by default that of the stream, so that the call is one launch. config: the
     layout, by default that of `config_for`; an EvenConfig deals the work evenly to all programs, whatever the
-    lengths. Returns out [batch, q_heads, d], zeros for a sequence without tokens.
+    lengths. Returns out [batch, q_heads, d], zeros for a sequence without tokens, and where all tokens of a
+    query score -inf.
 
     Raises ValueError for tensors that do not fit together.
     """

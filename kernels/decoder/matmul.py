@@ -23,7 +23,7 @@ from torch import Tensor
 from simcore.devices.interpolation import padded_rows
 from simcore.kernels.decoder.checks import check_gate, check_like, kind
 from simcore.kernels.decoder.tensors import random_tensor
-from simcore.kernels.gpu import PROCESSORS, SHARED_BYTES, gpu_of, on_its_device
+from simcore.kernels.gpu import PROCESSORS, SHARED_BYTES, gpu_of, launching
 from simcore.kernels.kernel import Kernel, by_device
 from simcore.kernels.streams import shared, words
 from simcore.ops.op import Op
@@ -198,7 +198,7 @@ def _matmul_kernel(
     tl.store(out_ptr + row[:, None] * out_row + column[None, :], out, mask=inside)
 
 
-@on_its_device
+@launching
 def matmul(
     x: Tensor,
     weight: Tensor,

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from simcore.kernels.decoder.checks import check_gate, check_like, kind
 from simcore.kernels.decoder.tensors import random_tensor, wide
-from simcore.kernels.gpu import on_its_device
+from simcore.kernels.gpu import launching
 from simcore.kernels.kernel import Kernel, by_device
 from simcore.ops.op import Op
 
@@ -53,7 +53,7 @@ def _norm_kernel(
     tl.store(out_ptr + row * out_stride + columns, out, mask=inside)
 
 
-@on_its_device
+@launching
 def norm(
     x: Tensor,
     gain: Tensor,

@@ -9,7 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from simcore.kernels.decoder.tensors import random_tensor
-from simcore.kernels.gpu import on_its_device
+from simcore.kernels.gpu import launching
 from simcore.kernels.kernel import Kernel, by_device
 from simcore.ops.op import Op
 
@@ -37,7 +37,7 @@ def _residual_kernel(
     tl.store(x_ptr + row * x_stride + columns, (x + y).to(x_ptr.dtype.element_ty), mask=inside)
 
 
-@on_its_device
+@launching
 def residual(y: Tensor, x: Tensor, *, gate: Tensor | None = None) -> Tensor:
     """Adds y [tokens, hidden] to x in place and returns x. With a `gate` (int32 [1]) of 0 it adds nothing.
     Rows may be any distance apart. Raises ValueError if the elements of a row are not contiguous."""

@@ -15,7 +15,7 @@ from torch import Tensor
 from simcore.kernels.decoder.checks import check_gate, check_like, kind
 from simcore.kernels.decoder.split_kv import cache as check_cache
 from simcore.kernels.decoder.tensors import random_tensor, wide
-from simcore.kernels.gpu import on_its_device
+from simcore.kernels.gpu import launching
 from simcore.kernels.kernel import Kernel, by_device, dtype_of
 from simcore.ops.op import Op
 
@@ -94,7 +94,7 @@ def _rotary_kernel(
         tl.store(to_ptr + last, tl.load(from_ptr + last, mask=is_head), mask=is_head)
 
 
-@on_its_device
+@launching
 def rotary(
     qkv: Tensor,
     cos: Tensor,
@@ -252,7 +252,7 @@ def _rotary_append_kernel(
     tl.store(to_v + column, v.to(v_ptr.dtype.element_ty), mask=column < D)
 
 
-@on_its_device
+@launching
 def rotary_append(
     qkv: Tensor,
     cos: Tensor,

@@ -20,7 +20,7 @@ import triton.language as tl
 from torch import Tensor
 
 from simcore.kernels.decoder.checks import kind
-from simcore.kernels.gpu import gpu_of, on_its_device
+from simcore.kernels.gpu import gpu_of, launching
 
 # Words that a program copies at once: four 16-byte accesses a thread.
 BLOCK, WARPS = 4096, 8
@@ -92,7 +92,7 @@ def programs_for(caches: SlotCaches, most_moves: int) -> int:
     return max(1, min(gpu_of(caches.table).processors * PROGRAMS, blocks))
 
 
-@on_its_device
+@launching
 def slot_moves(caches: SlotCaches, moves: Tensor, count: Tensor, *, lengths: Tensor | None = None) -> None:
     """Makes the first `count` (int32 [1]) of moves (int32 [most, 2]: from slot, to slot) in all caches.
 

@@ -59,7 +59,7 @@ from simcore.kernels.decoder.split_kv import (
     write_part,
     write_words,
 )
-from simcore.kernels.gpu import on_its_device
+from simcore.kernels.gpu import launching
 from simcore.kernels.kernel import Kernel, by_device
 from simcore.kernels.streams import shared
 from simcore.ops.op import Op
@@ -175,7 +175,7 @@ def early_workers(early_tokens: int, capacity: int, config: DecodeConfig) -> int
     return max(1, min(config.splits, MOST_WORKERS, int(wanted)))
 
 
-@on_its_device
+@launching
 def speculative_attention(
     q: Tensor,
     k: Tensor,
@@ -462,7 +462,7 @@ def _count_in(arrived_ptr, queries):
     tl.atomic_add(arrived_ptr, queries, sem="release", scope="sys")
 
 
-@on_its_device
+@launching
 def receive(early: Tensor, arrived: Tensor, x: Tensor, *, gate: Tensor | None = None) -> None:
     """Waits on the device until all queries of each sequence have arrived, copies early [batch, q_heads, d]
     to x [batch, q_heads * d] and sets arrived [batch] to zero again (Algorithm 3, the receiver). Raises

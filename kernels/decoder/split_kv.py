@@ -55,6 +55,8 @@ LOADED_AT_ONCE = tl.constexpr(4)
 LOOKED_AT = tl.constexpr(8)
 # A bit pattern that no result has: the NaN of a GPU's arithmetic has another pattern.
 EMPTY = tl.constexpr(-1)
+# Below all scores but -inf.
+LOWEST = tl.constexpr(-3e38)
 # Tensors of a kept workspace begin at multiples of so many words.
 ALIGNED = 64
 
@@ -382,7 +384,8 @@ def block_added(
     k = _tile(k_base, token, table_ptr, stride_k_outer, K_TOKEN, WIDE, HEAD_DIM, DIM, PAGE).to(q.dtype)
     scores = tl.dot(q, tl.trans(k), input_precision="tf32x3") * scale
     scores = tl.where(inside[None, :], scores, -float("inf"))
-    higher = tl.maximum(top, tl.max(scores, 1))
+    # A block of tokens that all score -inf leaves a number to take differences from.
+    higher = tl.maximum(tl.maximum(top, tl.max(scores, 1)), LOWEST)
     shrink = tl.exp2(top - higher)
     weights = tl.exp2(scores - higher[:, None])
     v = _tile(v_base, token, table_ptr, stride_v_outer, V_TOKEN, WIDE, HEAD_DIM, DIM, PAGE).to(q.dtype)

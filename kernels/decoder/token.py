@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from simcore.kernels.gpu import on_its_device
+from simcore.kernels.gpu import launching
 
 
 def reference_note(ids: Tensor, lengths: Tensor, first: int, chosen: Tensor) -> None:
@@ -31,7 +31,7 @@ def _note_kernel(
     tl.store(chosen_ptr + token * batch + row, tl.load(ids_ptr + row, mask=inside, other=0), mask=inside)
 
 
-@on_its_device
+@launching
 def note(ids: Tensor, lengths: Tensor, first: int, chosen: Tensor, *, gate: Tensor | None = None) -> None:
     """Writes ids [batch] to chosen [tokens, batch], contiguous, at row lengths[b] - `first` (lengths int32
     [batch], read on the device). With a `gate` (int32 [1]) of 0 it writes nothing. Raises ValueError for

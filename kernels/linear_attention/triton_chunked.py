@@ -28,7 +28,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from simcore.kernels.decoder.split_kv import launched
-from simcore.kernels.gpu import PROCESSORS, gpu_of, on_its_device
+from simcore.kernels.gpu import PROCESSORS, gpu_of, launching
 from simcore.kernels.linear_attention.triton_tensors import (
     Sizes,
     log_decay,
@@ -194,7 +194,7 @@ def aligned(x: Tensor) -> bool:
     return x.data_ptr() % 16 == 0 and not any(n % 16 for n in (*x.stride()[:3], x.shape[3]))
 
 
-@on_its_device
+@launching
 def chunked_linear_attention(
     q: Tensor,
     k: Tensor,

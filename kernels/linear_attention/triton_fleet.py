@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from simcore.kernels.decoder.checks import check_powers
-from simcore.kernels.gpu import on_its_device
+from simcore.kernels.gpu import launching
 from simcore.kernels.linear_attention.triton_tensors import (
     outputs,
     sizes_of,
@@ -46,7 +46,7 @@ def fleet_config() -> FleetConfig:
     return FleetConfig(rows=16, ranks=16, columns=16, warps=4)
 
 
-@on_its_device
+@launching
 def fleet_attention(
     q: Tensor,
     k: Tensor,

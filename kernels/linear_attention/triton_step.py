@@ -13,7 +13,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from simcore.kernels.decoder.checks import check_like, check_powers, check_written, kind
 from simcore.kernels.decoder.split_kv import launched
-from simcore.kernels.gpu import gpu_of, on_its_device
+from simcore.kernels.gpu import gpu_of, launching
 from simcore.kernels.linear_attention.triton_tensors import Sizes, padded, sizes_of
 
 # Numbers of the state of a program: 32 in each of 256 threads. Fewer, on a GPU that is not full, until two
@@ -68,7 +68,7 @@ def reference_linear_attention_step(
     return torch.einsum("bhr,bhrd->bhd", q.to(state.dtype), state.repeat_interleave(group, 1)).to(q.dtype)
 
 
-@on_its_device
+@launching
 def linear_attention_step(
     q: Tensor,
     k: Tensor,

@@ -24,7 +24,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from simcore.kernels.decoder.checks import check_like, check_written, kind
 from simcore.kernels.decoder.split_kv import launched
-from simcore.kernels.gpu import gpu_of, on_its_device
+from simcore.kernels.gpu import gpu_of, launching
 from simcore.kernels.kernel import has_kernel
 from simcore.kernels.long_convolution.tensors import FORMATS, wide
 from simcore.kernels.long_convolution.triton_rows import check_number
@@ -45,7 +45,7 @@ def placed_for(x: Tensor) -> Placed:
     return KERNELS if has_kernel(x) else REFERENCES
 
 
-@on_its_device
+@launching
 def cell_at(
     y: Tensor, level: Tensor, tap: Tensor, z: Tensor, position: Tensor, out: Tensor, first: bool
 ) -> None:
@@ -91,7 +91,7 @@ def _cell_kernel(
     tl.store(out_ptr + row * out_row + column, z + y.to(tl.float32) * tap, mask=there)
 
 
-@on_its_device
+@launching
 def next_input_at(x: Tensor, last: Tensor, noise: Tensor, position: Tensor, a: Tensor) -> None:
     """Writes x to the last level at the position, and x plus noise to `a` at the position after it, if there
     is one. Raises ValueError for tensors that do not fit."""

@@ -44,7 +44,7 @@ from torch.nn import functional
 
 from simcore.kernels.decoder.checks import check_space, check_written, kind
 from simcore.kernels.decoder.split_kv import ONE_BY_ONE
-from simcore.kernels.gpu import PROCESSORS, gpu_of, on_its_device
+from simcore.kernels.gpu import PROCESSORS, gpu_of, launching
 from simcore.kernels.long_convolution.tensors import FORMATS, wide
 
 # The numbers of a row that the threads of a warp hold at once, 16 bytes each.
@@ -126,7 +126,7 @@ def _shapes(a: Tensor, matrices: Sequence[Tensor], config: TokenConfig) -> list[
     return [(2, groups, config.rows * len(matrices) * a.shape[3]), (a.shape[1],)]
 
 
-@on_its_device
+@launching
 def token_step(
     a: Tensor,
     taps: Tensor,

@@ -19,7 +19,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from simcore.kernels.decoder.checks import check_powers, kind
 from simcore.kernels.decoder.split_kv import launched
-from simcore.kernels.gpu import PROCESSORS, gpu_of, on_its_device
+from simcore.kernels.gpu import PROCESSORS, gpu_of, launching
 from simcore.kernels.long_convolution.register_fft import longer
 from simcore.kernels.long_convolution.tensors import put_back, wide
 from simcore.kernels.long_convolution.triton_rows import (
@@ -106,7 +106,7 @@ def direct_config_for(z: Tensor) -> DirectConfig:
     )
 
 
-@on_its_device
+@launching
 def direct_tile(y: Tensor, taps: Tensor, z: Tensor, *, config: DirectConfig | None = None) -> Tensor:
     """Adds the terms of y [layers, batch, side, channels] to z [layers, batch, outputs, channels] in place
     and returns z. At most as many outputs as inputs; taps [layers, 1 or batch, side + outputs - 1, channels],

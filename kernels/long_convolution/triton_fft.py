@@ -33,7 +33,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from simcore.kernels.decoder.checks import check_powers, check_written, kind
 from simcore.kernels.decoder.split_kv import launched
-from simcore.kernels.gpu import gpu_of, on_its_device
+from simcore.kernels.gpu import gpu_of, launching
 from simcore.kernels.long_convolution.register_fft import (
     backward,
     cosine,
@@ -188,7 +188,7 @@ def right_angle_spectrum(taps: Tensor, side: int) -> Tensor:
     return torch.stack((bins.real, bins.imag), 2).float()
 
 
-@on_its_device
+@launching
 def fft_tile(
     y: Tensor,
     spectrum: Tensor,

@@ -24,7 +24,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from simcore.kernels.decoder.checks import check_powers, check_written, kind
 from simcore.kernels.decoder.split_kv import HELD, ONE_BY_ONE, empty, launched, take, tile
-from simcore.kernels.gpu import PROCESSORS, gpu_of, on_its_device
+from simcore.kernels.gpu import PROCESSORS, gpu_of, launching
 from simcore.kernels.long_convolution.tensors import FORMATS, put_back, wide
 
 # Two programs a multiprocessor with three blocks of 16 KB of y and taps in flight keep memory busy; BUSY
@@ -171,7 +171,7 @@ def row_space(y: Tensor, config: RowConfig) -> Tensor:
     return empty(y, row_words(y, config))
 
 
-@on_its_device
+@launching
 def conv_row(
     y: Tensor,
     taps: Tensor,
@@ -371,7 +371,7 @@ def column_config_for(taps: Tensor, z: Tensor) -> ColumnConfig:
     )
 
 
-@on_its_device
+@launching
 def conv_column(
     y: Tensor,
     taps: Tensor,

@@ -32,7 +32,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from simcore.kernels.decoder.checks import check_powers, kind
 from simcore.kernels.decoder.split_kv import ONE_BY_ONE, launched
-from simcore.kernels.gpu import gpu_of, on_its_device
+from simcore.kernels.gpu import gpu_of, launching
 from simcore.kernels.long_convolution.register_fft import longer
 from simcore.kernels.long_convolution.triton_direct import check_tile, reference_direct_tile
 from simcore.kernels.long_convolution.triton_rows import cdiv, filter_strides
@@ -96,7 +96,7 @@ def toeplitz_config(
     return ToeplitzConfig(width, 8 if outputs <= 8 * width else 16, channels, chained=chained)
 
 
-@on_its_device
+@launching
 def toeplitz_tile(
     y: Tensor,
     taps: Tensor,

@@ -165,8 +165,7 @@ def roofline(trace: Trace) -> Iterator[str]:
         for priced, start_s, end_s in span.op_times():
             if priced.price.source == "assumed":
                 continue
-            least_s = priced.floor_s * (1.0 - ROUNDING)
-            if end_s - start_s < least_s - ROUNDING * max(1e-3, end_s):
+            if end_s - start_s < priced.floor_s - ROUNDING * max(1e-3, end_s):
                 yield (
                     f"span {span.id}: {priced.op.kind} {priced.op.name} takes {end_s - start_s:.3e} s,"
                     f" the roofline is {priced.floor_s:.3e} s"
