@@ -58,6 +58,8 @@ TEXTS = ("__init__.py", "answer.py", "tables.py", "published.py")
 PACKAGES = ("simcore", "tests")
 # Tests of kernels on Triton's interpreter take minutes and run nothing of the core.
 ELSEWHERE = ("test_triton_*", "test_torch_ops*", "test_torch_seq*", "test_step_kernels*", "test_*_on_gpu*")
+# What all tests of these files look at: bounds and defaults of all fields, set at import.
+OF_IMPORTS = ("tests/test_schemas.py",)
 DOCTESTS = ("simcore", "simcore/devices", "simcore/validate")
 # The first tests that are tried on a fault: so many, of so many files at most.
 FIRST_TESTS, FIRST_FILES = 60, 12
@@ -583,7 +585,8 @@ def _tests_of(fault: Fault, tests: TestMap, paths: list[str]) -> set[str]:
         for number, text in enumerate((ROOT / path).read_text().splitlines(), 1):
             if re.search(rf"\b{re.escape(word)}\b", text):
                 found |= tests.lines[path].get(number, set())
-    return found or {test for at in lines.values() for test in at}
+    found = found or {test for at in lines.values() for test in at}
+    return found | {test for file in OF_IMPORTS for test in tests.files.get(file, ())}
 
 
 # -- one fault -----------------------------------------------------------------------------------------

@@ -122,3 +122,15 @@ def test_a_peak_by_hand() -> None:
     assert ServedDecoder(small).profile_bytes(10, 1, 0) == workspace + layers
     # Half of the MLP's columns are a rank's, all of the hidden state.
     assert ServedDecoder(small, 2).profile_bytes(10, 1, 0) == workspace + 10 * (3 * 8 + 4 * 4) * 2
+
+
+def test_what_an_iteration_as_a_whole_is_by_hand() -> None:
+    """Hidden 4, three layers of 2 query and 1 KV head of 2, MLP of 16, 100 tokens of vocabulary, on 2 ranks."""
+    model = ServedDecoder(DecoderConfig("small", 4, 16, 3, 2, 1, 2, 100, True), 2)
+    layer = 4 * (2 + 2 * 1) * 2 + 2 * 2 * 4 + 3 * 4 * 16
+    op = model._iteration()
+    assert {name: op[name] for name in ("parameters", "width")} == {
+        "parameters": (3 * layer + 100 * 4) // 2,
+        "width": 3 * 2 * 2 // 2,
+    }
+    assert model._pre_processing()["parameters"] == op["parameters"]

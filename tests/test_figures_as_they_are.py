@@ -7,13 +7,16 @@ import pytest
 
 from tests import figures_as_they_are
 from tests.figures_as_they_are import NAMES, differences, told, written
-from tests.thorough import first
+from tests.thorough import slow
 
-# One of every study, and the prices.
-USUAL = ("serving_flover", "decode_published", "tiling_schedules", "linear_attention", "prices")
+# Of half a second or more; of these, the first kind of serving is looked at every time.
+SLOW = {
+    "serving_prefills", "decode_speculation", "serving_ranks", "serving_one_length", "serving_engines",
+    "serving_clients", "decode_published_hits",
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("name", first(len(USUAL), (*USUAL, *(name for name in NAMES if name not in USUAL))))
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[slow] * (name in SLOW)) for name in NAMES])
 def test_figures_are_as_they_were(name: str) -> None:
     found = differences(written(name), told(name))
     assert not found, "\n".join(found[:10])

@@ -217,6 +217,15 @@ def test_sessions_are_the_same_whatever_else_changes() -> None:
     assert not np.array_equal(drawn(sessions(100), 0, 1).prompt_tokens, base.prompt_tokens)
 
 
+def test_the_longest_prompt_is_that_of_the_last_turn() -> None:
+    """Of three turns: the prefix, three questions and two answers, which come just so."""
+    constant = {name: {"kind": "constant", "value": value} for name, value in (("q", 20), ("a", 6), ("t", 3))}
+    load = sessions(30, turns=constant["t"])
+    load |= {"prompt_tokens": constant["q"], "output_tokens": constant["a"]}
+    found = drawn(load)
+    assert found.longest_prompt == found.prompt_tokens.max() == 300 + 3 * 20 + 2 * 6
+
+
 def test_a_session_ends_before_the_turn_that_no_context_holds() -> None:
     load = sessions(100, max_context_tokens=1000, turns={"kind": "constant", "value": 50})
     found = drawn(load)
