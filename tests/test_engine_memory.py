@@ -125,7 +125,7 @@ def test_a_peak_by_hand() -> None:
 
 
 def test_what_an_iteration_as_a_whole_is_by_hand() -> None:
-    """Hidden 4, three layers of 2 query and 1 KV head of 2, MLP of 16, 100 tokens of vocabulary, on 2 ranks."""
+    """Hidden 4, three layers of 2 query and 1 KV head of 2, MLP of 16, vocabulary of 100, on 2 ranks."""
     model = ServedDecoder(DecoderConfig("small", 4, 16, 3, 2, 1, 2, 100, True), 2)
     layer = 4 * (2 + 2 * 1) * 2 + 2 * 2 * 4 + 3 * 4 * 16
     op = model._iteration()
