@@ -47,7 +47,8 @@ def serving(*strategies: dict[str, Any], rate_per_s: float = 40.0, **changes: An
         **changes.pop("workload", {}),
     }
     given = {"device": "h200-sxm", "model": "llama-3.1-8b", "workload": workload, "seed": 5, **changes}
-    return {"name": "s", "study": "serving", "strategies": list(strategies), **given}
+    found = {"name": "s", "study": "serving", "strategies": list(strategies), **given}
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def batching(**fields: Any) -> dict[str, Any]:
@@ -92,6 +93,10 @@ CHATS = {
         "max_context_tokens": 4096,
     },
     "prompt_tokens": {"kind": "lognormal", "mean": 150, "cv": 1.0, "max": 900},
+}
+SPREAD = {
+    "prompt_tokens": {"kind": "lognormal", "mean": 300, "cv": 1.2, "max": 2000},
+    "output_tokens": {"kind": "lognormal", "mean": 20, "cv": 0.7, "max": 90},
 }
 SCENARIOS: Mapping[str, dict[str, Any]] = {
     "serving_flover": serving(INSTANCES, FUSION, DYNAMIC, rate_per_s=60.0),
@@ -139,6 +144,61 @@ SCENARIOS: Mapping[str, dict[str, Any]] = {
         profile="none",
         contention={"kind": "shared_memory", "reuse_s": 0.002},
     ),
+    "serving_scaled": serving(
+        batching(max_sequences=4),
+        devices=3,
+        workload={"requests": 60, "arrivals": {"kind": "gamma", "rate_per_s": 60, "cv": 3}, **SPREAD},
+        autoscaling=[
+            {"kind": "none"},
+            {"kind": "open_requests", "target": [2, 6], "start_s": 0.3, "check_s": 0.1, "keep_s": 0.5},
+            {"kind": "utilisation", "target": 0.5, "start_s": 0.2, "check_s": 0.1, "min_servers": 2},
+        ],
+        slo={"ttft_s": 0.1, "tpot_s": 0.02},
+        measure={"kind": "whole_run"},
+        price_interval=False,
+    ),
+    "serving_fleets": serving(
+        batching(),
+        device=None,
+        fleets=[
+            [{"device": "h200-sxm", "servers": 1}, {"device": "h100-sxm", "servers": 2}],
+            [{"device": "h200-sxm", "servers": 1, "ranks": 2}, {"device": "a100-sxm-80gb", "servers": 1}],
+        ],
+        rate_per_s=200.0,
+        slo={"ttft_s": 0.1},
+        price_interval=False,
+    ),
+    "serving_tenants": serving(
+        batching(),
+        rate_per_s=120.0,
+        workload={
+            "requests": 60,
+            "tenants": [
+                {"name": "chat", "share": 0.7, "slo": {"ttft_s": 0.05, "tpot_s": 0.02}},
+                {"name": "batch", "prompt_tokens": uniform(900, 3000), "output_tokens": uniform(1, 9)},
+            ],
+        },
+        price_interval=False,
+    ),
+    "serving_own_arrivals": serving(
+        batching(),
+        workload={
+            "requests": 50,
+            "arrivals": {"kind": "of_tenants"},
+            "tenants": [
+                {"name": "a", "arrivals": {"kind": "poisson", "rate_per_s": 70.0}},
+                {"name": "b", "arrivals": {"kind": "constant", "rate_per_s": 20.0}, "slo": {"e2e_s": 0.4}},
+            ],
+        },
+        price_interval=False,
+    ),
+    "serving_spread": serving(
+        batching(),
+        batching(token_budget=300),
+        rate_per_s=80.0,
+        workload={"requests": [30, 60], **SPREAD},
+        replicas=2,
+    ),
     "decode_speculation": decode(
         {"kind": "tensor_parallel", "ranks": [1, 8]},
         {"kind": "alspec", "ranks": [1, 4], "hits": RATE, "overlap_last_layer": False},
@@ -185,6 +245,38 @@ SCENARIOS: Mapping[str, dict[str, Any]] = {
         device="n150",
         context_tokens=1024,
     ),
+    "decode_speculating_batches": decode(
+        {"kind": "tensor_parallel", "ranks": 2},
+        {"kind": "alspec", "ranks": [1, 2], "hits": {"kind": "rate", "value": 0.6, "draw": "random"}},
+        {"kind": "alspec_pipelined", "groups": 3, "hits": {"kind": "rate", "value": 0.6, "draw": "random"}},
+        model="qwen2.5-7b",
+        batch=[3, 16],
+        context_tokens=[3000, 20_000],
+        tokens=3,
+        seed=4,
+    ),
+    "decode_attention": {
+        "name": "a",
+        "study": "decode_attention",
+        "device": "h200-sxm",
+        "batch": [1, 40],
+        "context_tokens": [300, 20_000],
+        "q_heads": 32,
+        "kv_heads": 8,
+        "head_dim": 128,
+    },
+    "decode_attention_splits": {
+        "name": "a",
+        "study": "decode_attention",
+        "device": "a100-sxm-80gb",
+        "profile": "none",
+        "batch": [2],
+        "context_tokens": [5000],
+        "q_heads": 16,
+        "kv_heads": 2,
+        "head_dim": 64,
+        "splits": 7,
+    },
     "tiling_schedules": tiling(
         {"kind": "lazy", "parallel": [True, False]},
         {"kind": "eager", "parallel": [True, False]},

@@ -12,7 +12,8 @@ from tests.thorough import slow
 # Of half a second or more; of these, the first kind of serving is looked at every time.
 SLOW = {
     "serving_prefills", "decode_speculation", "serving_ranks", "serving_one_length", "serving_engines",
-    "serving_clients", "decode_published_hits",
+    "serving_clients", "decode_published_hits", "serving_scaled", "serving_fleets", "serving_tenants",
+    "serving_own_arrivals", "serving_spread", "decode_speculating_batches",
 }  # fmt: skip
 
 
