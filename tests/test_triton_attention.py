@@ -4,7 +4,7 @@ compiled, at the sizes that decoding meets, in captured graphs and on several st
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -94,6 +94,14 @@ def check(found: Tensor, expected: Tensor) -> None:
 
 
 # -- attention: random shapes ------------------------------------------------------------------------------
+
+
+def test_more_programs_than_multiprocessors_may_not_wait_for_each_other() -> None:
+    """They might wait for one that finds no place."""
+    case = make_case(Shape(kv_heads=1, group=16, head_dim=64, dtype=torch.float16), [40], 1)
+    config = replace(laid_out(16, 200, 16), sharers=140)
+    with pytest.raises(ValueError, match="sharers: 140 programs of a head would wait; 132 surely"):
+        decode_attention(*case.tensors, config=config)
 
 
 AWAY = [slice(0, 20), slice(30, 50), slice(0, 50)]

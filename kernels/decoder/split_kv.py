@@ -32,6 +32,7 @@ import triton.language as tl
 from torch import Tensor
 
 from simcore.kernels.decoder.checks import kind
+from simcore.kernels.gpu import gpu_of
 from simcore.kernels.streams import words
 
 # The interpreter runs programs one after another: no program may wait for a later one.
@@ -205,11 +206,14 @@ def _threads(warps: int) -> int:
 
 def sizes(q: Tensor, kv: Cache, *, splits: int, slices: int, warps: int, sharers: int) -> dict[str, int]:
     """Returns the compile-time constants of the kernels. The parts of a pair are summed by as many of its
-    programs as there are shares, at most `sharers`."""
+    programs as there are shares, at most `sharers`. Raises ValueError if these cannot all wait at a time."""
     group, d = q.shape[1] // kv.kv_heads, q.shape[2]
     dim = padded(d)
     shared = shares(group, d, splits, slices, warps)
     columns = dim // shared.slices
+    waiting, processors = min(splits, shared.count, sharers), gpu_of(q).processors
+    if waiting > processors:
+        raise ValueError(f"sharers: {waiting} programs of a head would wait; {processors} surely run at once")
     return {
         "GROUP": group,
         "ROWS": max(LEAST_ROWS, int(triton.next_power_of_2(group))),
@@ -222,7 +226,7 @@ def sizes(q: Tensor, kv: Cache, *, splits: int, slices: int, warps: int, sharers
         "WIDE": kv.capacity * max(kv.token_strides()) >= 1 << 31,
         "SPLITS": splits,
         "SHARES": shared.count,
-        "SHARERS": 1 if ONE_BY_ONE else min(splits, shared.count, sharers),
+        "SHARERS": 1 if ONE_BY_ONE else waiting,
         "QUERIES": shared.queries,
         "COLUMNS": columns,
         "SLICES": shared.slices,

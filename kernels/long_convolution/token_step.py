@@ -180,6 +180,9 @@ def token_step(
         "num_warps": config.warps,
         "num_stages": 1,
     }
+    if not ONE_BY_ONE:
+        # Programs that wait for each other: the driver starts all of them at once, or refuses.
+        sizes["launch_cooperative_grid"] = True
     kernel = _gate_kernel if len(matrices) == 1 else _mlp_kernel
     kernel[grid](*arguments, **sizes)
 
