@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import pairwise
 from random import Random
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -13,8 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from simcore.machine import laws
 from simcore.machine.machine import LawError
 from simcore.machine.metrics import critical_path
-from simcore.machine.trace import Cause, Gauge, Mark, Message, Span, Trace
-from simcore.ops.op import Graph
+from simcore.machine.trace import Cause, Gauge, Mark, Message, PricedOp, Span, Trace
+from simcore.ops.op import Graph, Price
 from simcore.sim.simulation import Simulation
 from tests.programs import RandomProgram, random_programs, read_program, sends, toy_price, toys
 from tests.thorough import examples
@@ -274,6 +275,24 @@ def test_op_times_are_the_same_however_often_progress_is_noted(traces: list[Trac
         for one, other in zip(span.op_times(), noted.op_times(), strict=True):
             assert one[0] is other[0]
             assert one[1:] == pytest.approx(other[1:], rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("progress", "expected"),
+    [
+        # As a real machine leaves it: all that is known is when it ended.
+        ((), [(1.0, 5.0), (5.0, 5.0)]),
+        # It stood still for two seconds before its first op, which takes no time.
+        (((1.0, 0.0), (3.0, 0.0), (5.0, 2.0)), [(1.0, 3.0), (3.0, 5.0)]),
+    ],
+)
+def test_ops_of_a_span_whose_work_stands_still(progress: Any, expected: Any) -> None:
+    took_s = (2.0, 2.0) if not progress else (0.0, 2.0)
+    ops = tuple(
+        PricedOp(toys("s", 1).ops[0], Price(each_s, each_s, each_s, "assumed", ""), 0.0) for each_s in took_s
+    )
+    span = Span(0, 0, 0, "main", "g", "run", 0.0, 1.0, 5.0, Cause(None, 0.0), (), ops, progress)
+    assert [times for _, *times in span.op_times()] == [list(one) for one in expected]
 
 
 def good_traces() -> list[Trace]:

@@ -196,7 +196,7 @@ def test_what_is_stopped_in_line_never_begins() -> None:
     assert laws.violations(simulation.run(program)) == {}
 
 
-def random_hosts(seed: int) -> Callable[[Machine], Program]:
+def random_hosts(seed: int, *, stopping: bool = True) -> Callable[[Machine], Program]:
     """Host loops that launch and wait beside each other; some stop what another one waits for, wait for it
     too, let others come after it, send to it or look at what has come."""
 
@@ -209,7 +209,9 @@ def random_hosts(seed: int) -> Callable[[Machine], Program]:
                 graph, stream=draws.choice(streams), repeat=draws.randint(1, 5), until=until, after=after
             )
             tickets.append(ticket)
-            match draws.choice(["wait", "wait", "wait", "stop", "share", "send", "poll", "pause"]):
+            match draws.choice(
+                ["wait", "wait", "wait", *["stop"] * stopping, "share", "send", "poll", "pause"]
+            ):
                 case "wait":
                     yield m.wait(ticket)
                 case "stop":
@@ -248,6 +250,25 @@ def hosts_of(seed: int) -> tuple[bytes, list[Gauge], float]:
     trace = simulation.run(random_hosts(seed))
     assert laws.violations(trace) == {}
     return trace.rows.numbers.tobytes(), trace.gauges, simulation.env.now
+
+
+@pytest.mark.parametrize("seed", [7, 25, 47, *range(5)])
+def test_hosts_wait_as_long_for_rows_as_for_spans(seed: int) -> None:
+    """Beside each other on a device; by seeds that saw a launch begin on a device before others came."""
+    found = []
+    for rows in (True, False):
+        draws = Random(seed)
+        overheads = Overheads(draws.choice([0.007, 0.0113]), wait_s=draws.choice([0.0, 0.0053]))
+        simulation = Simulation(
+            toy_price, mesh={"tensor": 2}, roofline=toy_roofline, rates=max_min_rates, rows=rows,
+            overheads=overheads,
+        )  # fmt: skip
+        for rank in (0, 1):
+            simulation.feed(rank, "stops", [(0.07 * i, i) for i in range(20)])
+        trace = simulation.run(random_hosts(seed, stopping=False))
+        found.append(sorted((gauge.rank, gauge.name, gauge.at_s) for gauge in trace.gauges))
+    assert [one[:2] for one in found[0]] == [one[:2] for one in found[1]]
+    assert [one[2] for one in found[0]] == pytest.approx([one[2] for one in found[1]], abs=1e-6)
 
 
 # First those that saw faults which others did not.
