@@ -202,6 +202,7 @@ BASE: dict[str, Any] = {
     "slo": {"ttft_s": 0.5, "e2e_s": 2.0},
 }
 TEN_WAYS = [{"kind": "continuous_batching", "token_budget": [8 * n for n in range(1, 11)]}]
+RECORDED = {"arrivals": {"kind": "trace", "path": "trace.csv", "format": "azure", "jitter_s": 0.01}}
 SETUPS: dict[str, dict[str, Any]] = {
     "devices": {"question": "devices"},
     "devices between": {"question": "devices", "between": [3, 9]},
@@ -238,6 +239,11 @@ SETUPS: dict[str, dict[str, Any]] = {
             **BASE,
             "strategies": [{"kind": "continuous_batching", "token_budget": [8 * n for n in range(1, 11)]}],
         },
+    },
+    "rate of a trace": {"question": "rate", "base": {**BASE, "devices": 4, "workload": RECORDED}},
+    "rate of ten ways of a trace": {
+        "question": "rate",
+        "base": {**BASE, "strategies": TEN_WAYS, "workload": RECORDED},
     },
     "strategy": {"question": "strategy", "base": {**BASE, "devices": 4}},
     "grid": {
@@ -322,6 +328,9 @@ def answered_text(one: Answered) -> Iterator[str]:
 
 def plan_of(name: str, folder: Path) -> Iterator[str]:
     path = folder / "plan.yaml"
+    rows = [f"2023-11-16 18:{i // 60:02}:{i % 60:02}.0000000,{5 + i % 80},{2 + i % 8}" for i in range(60)]
+    head = "TIMESTAMP,ContextTokens,GeneratedTokens"
+    (folder / "trace.csv").write_text("\n".join([head, *rows]) + "\n", encoding="utf-8")
     path.write_text(yaml.safe_dump({"base": BASE, **SETUPS[name]}, sort_keys=False), encoding="utf-8")
     plan = run(load_plan(path), jobs=1, progress=lambda doing, done, total: None)
     found = plan.found

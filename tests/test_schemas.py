@@ -19,7 +19,7 @@ from tests.test_tapes import UPDATE
 KNOWN = Path(__file__).parent / "data" / "schemas"
 TOLD = {
     "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "minLength", "maxLength", "minItems",
-    "maxItems", "default", "const", "enum", "pattern",
+    "maxItems", "default", "const", "enum", "pattern", "required",
 }  # fmt: skip
 
 

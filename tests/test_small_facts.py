@@ -28,7 +28,7 @@ from simcore.scenario import parse_scenario
 from simcore.sim.host import Cause, SimTicket
 from simcore.sim.simulation import Simulation
 from simcore.sim.tape import one_second
-from simcore.studies.decode.cases import label_of
+from simcore.studies.decode.cases import _rate_hits, label_of
 from simcore.studies.decode.speculation import LayerHits, RateHits
 from simcore.studies.serving.certainty import slowest
 from simcore.studies.serving.published import _same
@@ -394,3 +394,10 @@ def test_the_ratio_of_measured_runs_is_from_the_least_over_the_largest_on() -> N
 
     row = study._ratio(measured(6.0, 5.0, 8.0), measured(2.0, 0.5, 4.0), "total_s", "speedup", "runs")
     assert (row.value, row.low, row.high) == (3.0, 5.0 / 4.0, 8.0 / 0.5)
+
+
+@pytest.mark.parametrize("draw", ["floor", "random"])
+def test_hits_of_a_paper_name_their_task_and_threshold(draw: str) -> None:
+    row: Any = SimpleNamespace(task="gsm8k-cot", threshold=0.05)
+    assert _rate_hits(0.5, draw, 8, [0], row).text.endswith(", from gsm8k-cot at threshold 0.05")
+    assert "from" not in _rate_hits(0.5, draw, 8, [0], None).text
