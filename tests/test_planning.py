@@ -39,7 +39,7 @@ from simcore.planning.searches import (
 )
 from simcore.planning.slo import presets
 from simcore.planning.store import FILE, Store
-from simcore.planning.verdict import Rule, cox_upper, hall_upper, interval, judged, upper
+from simcore.planning.verdict import Rule, cox_upper, hall_upper, interval, judged, skewness, upper
 from simcore.planning.whatif import QUESTIONS, Linear, Logarithmic, load_plan
 from simcore.workload.spec import Workload
 from tests.thorough import slow, thorough
@@ -145,6 +145,13 @@ def test_the_bound_of_two_values_is_students() -> None:
     """The standard error of 3 and 5 is 1. Values that are all equal have none."""
     assert upper([3.0, 5.0], 2.0) == pytest.approx(6.0)
     assert upper([2.5, 2.5, 2.5], 3.0) == 2.5
+
+
+def test_equal_values_are_not_skewed() -> None:
+    assert skewness([2.0] * 5) == 0.0
+    assert skewness([1.0, 2.0, 3.0]) == 0.0
+    # By hand: deviations -1, -1, 2 with a standard deviation of the root of 3.
+    assert skewness([1.0, 1.0, 4.0]) == pytest.approx(6.0 / 3.0**1.5 * 3.0 / 2.0)
 
 
 def test_halls_bound_without_skewness_is_students() -> None:
