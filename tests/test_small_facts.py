@@ -401,3 +401,10 @@ def test_hits_of_a_paper_name_their_task_and_threshold(draw: str) -> None:
     row: Any = SimpleNamespace(task="gsm8k-cot", threshold=0.05)
     assert _rate_hits(0.5, draw, 8, [0], row).text.endswith(", from gsm8k-cot at threshold 0.05")
     assert "from" not in _rate_hits(0.5, draw, 8, [0], None).text
+
+
+@pytest.mark.parametrize(("percent", "enough"), [(99, 1000), (90, 100)])
+def test_ten_requests_beyond_a_percentile_are_enough(percent: int, enough: int) -> None:
+    found: Any = [SimpleNamespace(measured=(count, 2 * count)) for count in (enough - 1, enough)]
+    assert slowest(found[0], percent).startswith("the slowest")
+    assert slowest(found[1], percent) == ""

@@ -321,6 +321,18 @@ def test_what_does_not_fit_is_left_out_with_what_would_help() -> None:
     assert both < one < needed
 
 
+def test_what_cannot_be_worked_out_at_once_is_simulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = assemble(parse_scenario(document(tokens=64), "t"), "t").study.bench
+    case = next(iter(cases(bench.scenario)))
+    model, _ = bench.launches(case)
+    times: list[list[float]] = [[], []]
+    bench.trace(case, model, times[0], rows=True)
+    monkeypatch.setattr(type(bench), "at_once", lambda *_, **__: None)
+    trace = bench.trace(case, model, times[1], rows=True)
+    assert len(trace.rows.table()["launch"]) > 0
+    assert times[0] == pytest.approx(times[1], rel=1e-9)
+
+
 def test_a_run_before_the_run_that_counts_leaves_nothing_in_its_times() -> None:
     """As a real machine makes one."""
     bench = assemble(parse_scenario(document(tokens=64), "t"), "t").study.bench
