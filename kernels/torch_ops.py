@@ -3,8 +3,8 @@
     torch.ops.simcore.decode_attention(q, k, v, lengths, ...)      Triton on a GPU, else the plain reference
 
 Each operator has a fake form that only returns shapes. Operators allocate their results at each call, and
-have the workspace of their stream. For launches of a captured graph that must not allocate, call the functions of
-`simcore.kernels.decoder`, which also take a gate.
+have the workspace of their stream. For launches of a captured graph that must not allocate, call the
+functions of `simcore.kernels.decoder`, which also take a gate.
 """
 
 from typing import Any
