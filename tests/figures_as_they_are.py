@@ -198,6 +198,7 @@ SCENARIOS: Mapping[str, dict[str, Any]] = {
         rate_per_s=80.0,
         workload={"requests": [30, 60], **SPREAD},
         replicas=2,
+        price_interval=False,
     ),
     "decode_speculation": decode(
         {"kind": "tensor_parallel", "ranks": [1, 8]},
