@@ -216,6 +216,14 @@ SCENARIOS: Mapping[str, dict[str, Any]] = {
         context_tokens=[1024, 30_000],
         seed=3,
     ),
+    "decode_crossover_found": decode(
+        {"kind": "tensor_parallel", "ranks": 8},
+        {"kind": "alspec", "ranks": 4, "hits": {"kind": "rate", "value": 0.2}},
+        baseline={"kind": "tensor_parallel", "ranks": 8},
+        crossover=["context_tokens"],
+        device="n150",
+        context_tokens=[1024, 100_000],
+    ),
     "decode_published": decode(
         {"kind": "tensor_parallel", "ranks": [1, 4]},
         {"kind": "alspec", "ranks": [2], "hits": {"kind": "rate", "value": 0.875, "draw": "ceil"}},

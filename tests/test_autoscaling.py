@@ -343,6 +343,8 @@ def test_means_of_a_fleet() -> None:
     assert fleet.mean(7.0, 9.0) == 1.0
     assert fleet.mean(3.0, 3.0) == 2.0
     assert (fleet.most(0.0, 10.0), fleet.most(7.0, 10.0), fleet.starts(0.0, 10.0)) == (2.0, 1.0, 1)
+    # What begins or ends just there was there.
+    assert (fleet.most(0.0, 2.0), fleet.most(6.0, 9.0), fleet.starts(0.0, 2.0)) == (2.0, 2.0, 1)
     assert Fleet.fixed(3).mean(0.1, 0.7) == 3.0
 
 

@@ -167,6 +167,17 @@ def test_even_shares_of_the_memory_are_what_the_law_says(
         assert law(crowd) == pytest.approx(slowly, rel=1e-11)
 
 
+@settings(derandomize=True, database=None, max_examples=examples(300))
+@given(st.lists(st.one_of(greedy, asking(0.5, 0.01, 0.01, 2e4)), min_size=2, max_size=5))
+def test_even_shares_are_no_shortcut_past_who_gets_in_between(begin: list[Demand]) -> None:
+    """Long kernels beside short ones, which begin in between those."""
+    law = shared_reads(0.0, 0.9, 1e-4)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(contention_laws, "_even_rates", lambda _: None)
+        slowly = law(begin)
+    assert law(begin) == pytest.approx(slowly, rel=1e-11)
+
+
 def _swap(data: Any, crowd: Crowd, plain: list[Demand], new: Demand | None) -> None:
     if new is None:
         return

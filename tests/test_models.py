@@ -336,6 +336,10 @@ def test_weights_take_their_bytes() -> None:
     assert Decoder(config, ranks=8).weight_bytes == 2.0 * ((config.parameters - table) / 8 + table)
     tied = replace(config, tied_embeddings=True)
     assert Decoder(tied, ranks=8).weight_bytes == 2.0 * ((config.parameters - 2 * table) / 8 + table)
+    # Of a vocabulary that ranks do not divide one has a row more.
+    odd = replace(config, vocab=1001)
+    without = replace(odd, tied_embeddings=True)
+    assert Decoder(odd, ranks=8).weight_bytes - Decoder(without, ranks=8).weight_bytes == 2.0 * 126 * 4096
     mixed = Dtypes(weights="fp8", each=(("gate", "bfp4"), ("lm_head", "bf16")))
     layer = config.layer_weights
     gate_and_up = (0.5625 + 1.0) * layer["gate_up"] / 2

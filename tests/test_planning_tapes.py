@@ -252,6 +252,17 @@ SETUPS: dict[str, dict[str, Any]] = {
         "vary": {"devices": [4, 8], "workload.arrivals.rate_per_s": [4.0, 60.0, 200.0]},
     },
     "grid of one rate": {"question": "grid", "vary": {"devices": [1, 2, 4, 8]}},
+    "grid of clients": {
+        "question": "grid",
+        "base": {
+            **BASE,
+            "devices": 4,
+            "workload": {
+                **BASE["workload"],
+                "arrivals": {"kind": "closed_loop", "clients": [4, 16], "think_s": 0.1},
+            },
+        },
+    },
     "grid, cost": {
         "question": "grid",
         "objective": "lowest_cost",

@@ -18,6 +18,7 @@ from simcore.machine import laws
 from simcore.machine.machine import Machine, Overheads, Program, Ticket
 from simcore.machine.trace import ROW, Gauge, Rows, Trace
 from simcore.ops.op import Graph, Op, Price, Size
+from simcore.sim.bursts import Piece as Replays
 from simcore.sim.clock import Clock
 from simcore.sim.contention import Rates, alone, max_min_rates, shared_reads
 from simcore.sim.graph_pricer import GraphPricer
@@ -269,6 +270,30 @@ def test_hosts_wait_as_long_for_rows_as_for_spans(seed: int) -> None:
         found.append(sorted((gauge.rank, gauge.name, gauge.at_s) for gauge in trace.gauges))
     assert [one[:2] for one in found[0]] == [one[:2] for one in found[1]]
     assert [one[2] for one in found[0]] == pytest.approx([one[2] for one in found[1]], abs=1e-6)
+
+
+@pytest.mark.parametrize("guessed", [None, 0, 10**6])
+@pytest.mark.parametrize("seed", range(40))
+def test_a_piece_knows_how_long_its_demand_stays_the_same(
+    seed: int, guessed: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside every replay by itself; also what grows much, shrinks, or asks for more than there is, and where
+    the first guess is wrong."""
+    if guessed is not None:
+        monkeypatch.setattr(Replays, "_leaves", lambda *_: guessed)
+    draws = Random(seed)
+    count = draws.choice([1, 2, 7, 40, 300])
+    seconds, floor_s = draws.uniform(0.1, 1.0), draws.random()
+    # Up to a third more than there is.
+    cost = seconds, floor_s, seconds * draws.uniform(0.0, 1.3), seconds * draws.uniform(0.0, 1.3)
+    growth = tuple(draws.choice([0.0, 1e-6, 1e-3, -1e-4]) * draws.random() for _ in range(4))
+    piece = Replays(0, count, 0.0, cost, growth)  # type: ignore[arg-type]
+    every = [piece.demand_step(i) for i in range(count)]
+    for i in range(0, count, max(1, count // 20)):
+        last = i
+        while last + 1 < count and every[last + 1] == every[i]:
+            last += 1
+        assert piece.last_like(i) == last
 
 
 # First those that saw faults which others did not.

@@ -258,6 +258,12 @@ def test_a_closed_loop_is_warm_once_each_client_has_its_first_answer() -> None:
     assert window.came.sum() == pytest.approx(30 * 8, abs=1)
     assert steady(closed_loop(30, 1, 5.0), clients=30).whole
     assert steady(closed_loop(30, 2, 5.0), clients=30).whole
+    # Of 80 requests the first four are answered just when the middle one comes.
+    times = [(float(i), 40.0 if i < 4 else i + 0.1) for i in range(80)]
+    half = steady(
+        served([Request(i, at, 9, 2, 2, at, at, end) for i, (at, end) in enumerate(times)]), clients=4
+    )
+    assert (bool(half.whole), half.begin_s) == (False, 40.0)
     late = steady(closed_loop(100, 2, 5.0), clients=150)
     assert late.whole == NO_ANSWERS
 

@@ -138,6 +138,7 @@ CASES: dict[str, Callable[[], Tape]] = {
         for overlap in (True, False)
     },
     "alspec_pipelined_3": lambda: pipelined_tape(3),
+    "alspec_pipelined_2_no_hits": lambda: pipelined_tape(2, lambda token, layer: False, layers=3, tokens=2),
 }
 
 

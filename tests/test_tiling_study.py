@@ -4,6 +4,7 @@ import csv
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,8 @@ from simcore.assembly import assemble
 from simcore.cli import main
 from simcore.input.files import InputError
 from simcore.machine.machine import LawError
-from simcore.machine.trace import Trace
+from simcore.machine.trace import Cause, PricedOp, Span, Trace
+from simcore.ops.op import Price
 from simcore.scenario import load_scenario, parse_scenario, resolved
 from simcore.sim.tape import record
 from simcore.studies.columns import COLUMNS
@@ -23,8 +25,11 @@ from simcore.studies.tiling import cases, study
 from simcore.studies.tiling import runner as bench
 from simcore.studies.tiling.cases import lanes
 from simcore.studies.tiling.implementations import cheapest, ranges
+from simcore.studies.tiling.launches import _ramps
 from simcore.studies.tiling.memory import memory
+from simcore.studies.tiling.runner import _measured_by_kind
 from simcore.studies.tiling.scenario import TilingScenario
+from tests.programs import toys
 from tests.thorough import first, slow, thorough
 
 PAPERS = sorted((Path(__file__).parent.parent / "scenarios" / "papers").glob("flash_inference_*.yaml"))
@@ -319,6 +324,39 @@ def test_what_does_not_fit_is_left_out_with_what_would_help() -> None:
     needed, half, one, both = map(float, match.groups())
     assert both < half < needed
     assert both < one < needed
+
+
+def test_each_baseline_that_is_there_counts() -> None:
+    found = outcome(strategies=[{"kind": "lazy", "parallel": False}, {"kind": "eager"}])
+    metrics = {row.metric for row in found.rows}
+    assert "speedup_over_lazy_by_layers" in metrics
+    assert "speedup_over_lazy" not in metrics
+    assert found.baseline == ""
+    assert outcome(strategies=[{"kind": "lazy"}, {"kind": "eager"}]).baseline == "lazy"
+
+
+def test_seconds_of_a_kind_are_those_between_its_begins_and_ends() -> None:
+    trace, times = Trace(), [(1.0, 3.0), (5.0, 5.5)]
+    for i, (start_s, end_s) in enumerate(times):
+        op = PricedOp(toys("s", 1).ops[0], Price(1.0, 1.0, 1.0, "measured", ""), 0.0)
+        when = 0.0, start_s, end_s
+        trace.spans.append(Span(i, i, 0, "main", "g", "run", *when, Cause(None, 0.0), (), (op,), ()))
+    (seconds,) = _measured_by_kind(trace).values()
+    assert seconds == 2.5
+
+
+def test_launches_are_priced_from_where_each_stretch_begins() -> None:
+    """Of sizes that grow by one, leap, and grow by two: no stretch leaves an octave."""
+    values = np.array([1, 2, 3, 4, 5, 20, 22, 24])
+    order: Any = SimpleNamespace(sizes=[{"n": values}], advance=[{"n": 1}])
+    asked: list[Any] = []
+    pricer: Any = SimpleNamespace(ramp=lambda *given: asked.append(given))
+    graph: Any = SimpleNamespace(reads=("n",))
+    firsts = [first for first, _ in _ramps(order, 0, graph, pricer)]
+    seen = {}
+    for begin, (_, sizes, advance, count) in zip(firsts, asked, strict=True):
+        seen |= {begin + k: sizes["n"] + k * advance["n"] for k in range(count)}
+    assert [seen[i] for i in range(len(values))] == values.tolist()
 
 
 def test_what_cannot_be_worked_out_at_once_is_simulated(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -78,7 +78,7 @@ def _follow(m: Machine, model: Decoder, baton: Baton, token: int, context: int) 
         return False
     if baton.layer == model.config.layers - 1:
         return (yield from _finish(m, model, token, context, known))
-    m.launch(model.between, sizes={"context": context + token})
+    m.launch(model.between)
     return (yield from _go_on(m, model, token, baton.layer + 1, context, exact=False, known=known))
 
 
@@ -117,7 +117,7 @@ def _go_on(
         exact, known = True, None
         if layer == model.config.layers - 1:
             return (yield from _finish(m, model, token, context, True))
-        m.launch(model.between, sizes={"context": context + token})
+        m.launch(model.between)
         layer += 1
 
 
