@@ -24,7 +24,7 @@ from simcore.sim.contention import Rates, alone, max_min_rates, shared_reads
 from simcore.sim.graph_pricer import GraphPricer
 from simcore.sim.sharing import IDLE, Listed, Piece, SharedDevice
 from simcore.sim.simulation import Simulation
-from tests.programs import toy, toy_price, toy_roofline, toys
+from tests.programs import sends, toy, toy_price, toy_roofline, toys
 from tests.thorough import examples
 
 # launch, rank, stream, graph, issued, ready, start, end, work, floor, replays
@@ -177,6 +177,60 @@ def test_rows_are_the_same_bytes_event_by_event(seed: int, wait_s: float) -> Non
         assert bytes_of() == quick
         patch.setattr(Clock, "can_hold_end", lambda _: False)
         assert bytes_of() == quick
+
+
+@pytest.mark.parametrize("short_first", [True, False])
+def test_a_wait_for_rows_ends_with_the_longest(short_first: bool) -> None:
+    """Also where the one that was launched last, and ends first, is named first."""
+
+    def program(m: Machine) -> Program:
+        long = m.launch(toys("long", 50), stream="side")
+        short = m.launch(toys("short", 1))
+        yield m.wait(*((short, long) if short_first else (long, short)))
+        assert long.is_done
+        assert short.is_done
+        assert m.now() >= 0.5
+
+    simulation = Simulation(
+        toy_price, roofline=toy_roofline, rates=alone, rows=True, overheads=Overheads(1e-3)
+    )
+    assert laws.violations(simulation.run(program)) == {}
+
+
+def test_a_wait_for_a_row_and_a_signal_ends_with_the_signal() -> None:
+    """Though the row, launched last and named first, could be worked off at once."""
+
+    def program(m: Machine) -> Program:
+        if m.rank:
+            m.launch(sends("s", 50, signal="go"))
+            yield m.wait()
+        else:
+            yield m.wait(m.launch(toys("short", 1)), m.signal("go", rank=1))
+            assert m.now() >= 0.5
+
+    Simulation(
+        toy_price,
+        mesh={"tensor": 2},
+        roofline=toy_roofline,
+        rates=alone,
+        rows=True,
+        overheads=Overheads(1e-3),
+    ).run(program)
+
+
+@pytest.mark.parametrize("launch_s", [0.0, 1e-3])
+def test_what_is_stopped_just_after_its_launch_runs_at_most_once(launch_s: float) -> None:
+    def program(m: Machine) -> Program:
+        ticket = m.launch(toys("s", 10), repeat=9)
+        ticket.stop()
+        yield m.wait(ticket)
+        assert ticket.ran <= 1
+        assert m.now() <= 0.11
+
+    simulation = Simulation(
+        toy_price, roofline=toy_roofline, rates=alone, rows=True, overheads=Overheads(launch_s)
+    )
+    simulation.run(program)
 
 
 def test_what_is_stopped_in_line_never_begins() -> None:

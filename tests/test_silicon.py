@@ -314,6 +314,8 @@ def test_rows_that_cannot_be_true_are_named_and_counted_apart(tmp_path: Path) ->
     good, bad = judged(tmp_path, (1.0, 1.0), (3.0, 1.0))
     text = "\n".join(lines([good, replace(bad, impossible="TPOT below everything")], {"vllm": 0.0}, 1))
     assert "| all | 2 | 100.0 % | 100.0 % |" in text
+    series = f"| {good.row.series.name} | {good.row.model} | {good.row.card} | 2 | 100.0 % | 100.0 % |"
+    assert series in text
     assert "| without those that cannot be true | 1 | 0.0 % | 0.0 % |" in text
     assert "Rows that cannot be true: 1\n" in text
     assert "(1): TPOT below everything" in text
@@ -339,6 +341,9 @@ def test_the_worst_rows_say_what_is_known_against_them(tmp_path: Path) -> None:
         (3.0, 1.0, 0.9, 0.0, 0.0, []),
         (1.0, 3.0, 0.9, 1.0, 0.0, ["90 % of the predicted TTFT is waiting in line"]),
         (1.0, 3.0, 0.1, 1.0, 0.0, []),
+        # From 20 % on an error is looked into.
+        (1.0, 1.25, 0.9, 1.0, 0.0, ["90 % of the predicted TTFT is waiting in line"]),
+        (1.25, 1.15, 0.9, 1.0, 0.0, ["the engine's constant"]),
         (1.0, 1.0, 0.0, 0.0, 0.8, ["80 % of its time at extrapolated prices"]),
     ],
 )

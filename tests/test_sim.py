@@ -698,6 +698,21 @@ def test_a_repeated_launch_pays_the_host_once(machine: Contract) -> None:
     machine.run(program, overheads=Overheads(launch_s=0.05))
 
 
+def test_a_flag_is_set_after_each_replay(machine: Contract) -> None:
+    """Also of a launch that has nothing else to do between replays: whoever looks after the first sees it."""
+
+    def program(m: Machine) -> Program:
+        flag = m.flag("f")
+        ticket = m.launch(toys("s", 10), repeat=3, sets={flag: 5}, stream="side")
+        yield m.recv("in", timeout_s=0.15)
+        seen = m.launch(toys("t", 1), when=flag.nonzero())
+        yield m.wait(seen)
+        yield m.wait(ticket)
+        assert (seen.ran, ticket.ran) == (1, 3)
+
+    machine.run(program)
+
+
 @pytest.mark.parametrize("signalled", [False, True], ids=["burst", "replay by replay"])
 def test_stop_ends_at_the_next_boundary(machine: Contract, signalled: bool) -> None:
     graph = sends("s", 10, signal="go") if signalled else toys("s", 10)

@@ -25,11 +25,13 @@ from simcore.ops.convolution import (
 )
 from simcore.ops.op import DTYPE_BYTES, Floor, Op, Publication, Work, activation, prompts, put
 from simcore.scenario import parse_scenario
+from simcore.schedules.dynamic_batching import fitting
+from simcore.sim.contention import off_by
 from simcore.sim.host import Cause, SimTicket
 from simcore.sim.simulation import Simulation
 from simcore.sim.tape import one_second
 from simcore.studies.decode.cases import _rate_hits, label_of
-from simcore.studies.decode.speculation import LayerHits, RateHits
+from simcore.studies.decode.speculation import CountHits, LayerHits, RateHits
 from simcore.studies.serving.certainty import slowest
 from simcore.studies.serving.published import _same
 from simcore.studies.tiling import study
@@ -38,6 +40,7 @@ from simcore.studies.tiling.figures import Found
 from simcore.studies.tiling.launches import _stretches
 from simcore.studies.tiling.memory import memory
 from simcore.studies.tiling.scenario import TilingScenario
+from simcore.workload.requests import Request
 from simcore.workload.streams import stream
 from tests.programs import sends, toy_price, toys
 from tests.test_tiling_study import document
@@ -408,3 +411,43 @@ def test_ten_requests_beyond_a_percentile_are_enough(percent: int, enough: int) 
     found: Any = [SimpleNamespace(measured=(count, 2 * count)) for count in (enough - 1, enough)]
     assert slowest(found[0], percent).startswith("the slowest")
     assert slowest(found[1], percent) == ""
+
+
+def test_spans_and_rows_share_the_limit_of_a_trace(tmp_path: Path) -> None:
+    """What publishes is no row: three spans beside two rows, two names, and two of the rows' streams."""
+
+    def program(m: Machine) -> Program:
+        m.launch(sends("s", 1, signal="go"))
+        for _ in range(2):
+            yield m.wait(m.launch(toys("r", 1), repeat=2))
+
+    trace = Simulation(toy_price, rows=True).run(program)
+    written = tmp_path / "t.json.gz"
+    assert write_chrome_trace(trace, written, limit=100) == 0
+    every = json.loads(gzip.decompress(written.read_bytes()))["traceEvents"]
+    spans = sum(event["ph"] == "X" and "span" not in event for event in every) - 2
+    names = sum(event["ph"] == "M" for event in every) - 2
+    assert spans > 0
+    assert write_chrome_trace(trace, written, limit=names + spans + 1) == 1
+
+
+def test_a_batch_ends_before_the_first_request_that_does_not_fit() -> None:
+    """Also where a later, shorter one would fit."""
+    asked = [(10, 5), (10, 5), (100, 5), (10, 5)]
+    line = [Request(i, 0.0, prompt, answer, answer) for i, (prompt, answer) in enumerate(asked)]
+    assert fitting(line, 8, 60) == 2
+    assert fitting(line[:2] + line[3:], 8, 60) == 3
+    assert fitting(line[:2] + line[3:], 2, 60) == 2
+
+
+def test_a_law_that_is_off_changes_only_those_that_are_slowed() -> None:
+    law = off_by(lambda running: [1.0, 0.5, 0.9], 0.8)
+    assert law([]) == pytest.approx([1.0, 0.4, 0.72])
+    faster = off_by(lambda running: [1.0, 0.5, 0.9], 1.25)
+    assert faster([]) == pytest.approx([1.0, 0.625, 1.0])
+
+
+def test_counted_hits_end_with_the_last_layer() -> None:
+    """And a shift moves them to earlier ones."""
+    assert [CountHits(1, 4)(0, layer) for layer in range(4)] == [False, False, False, True]
+    assert [CountHits(1, 4, 1)(0, layer) for layer in range(4)] == [False, False, True, False]

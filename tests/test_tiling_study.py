@@ -23,7 +23,7 @@ from simcore.studies.columns import COLUMNS
 from simcore.studies.common import Outcome, Row, flat
 from simcore.studies.tiling import cases, study
 from simcore.studies.tiling import runner as bench
-from simcore.studies.tiling.cases import lanes
+from simcore.studies.tiling.cases import lanes, refusal
 from simcore.studies.tiling.implementations import cheapest, ranges
 from simcore.studies.tiling.launches import _ramps
 from simcore.studies.tiling.memory import memory
@@ -324,6 +324,26 @@ def test_what_does_not_fit_is_left_out_with_what_would_help() -> None:
     needed, half, one, both = map(float, match.groups())
     assert both < half < needed
     assert both < one < needed
+
+
+def test_what_would_help_is_what_it_would_take() -> None:
+    given = document(strategies=[{"kind": "fractal", "tiles": "fft"}], tokens=1024)
+    bench = assemble(parse_scenario(given, "t"), "t").study.bench
+    case = next(iter(cases(bench.scenario)))
+    model, _ = bench.launches(case)
+    taken = [
+        f"{memory(model, fractal=True, **how).total / 1e9:.3g} GB"
+        for how in (
+            {},
+            {"half_storage": True},
+            {"sequential_from": 1},
+            {"half_storage": True, "sequential_from": 1},
+        )
+    ]
+    assert len(set(taken[:3])) == 3
+    told = refusal(case, model, 1.0)
+    assert told is not None
+    assert re.findall(r"\S+ GB", told) == [taken[0], "1e-09 GB", *taken[1:]]
 
 
 def test_each_baseline_that_is_there_counts() -> None:
