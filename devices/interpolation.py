@@ -452,7 +452,7 @@ def _mixed(
         if exact:
             return exact[1]
     low, high = nearest(range(here - 1, -1, -1)), nearest(range(here, len(node.values)))
-    if low and high and low[0] != high[0]:
+    if low and high:
         first, last = node.values[low[0]], node.values[high[0]]
         share = (float(x[level]) - first) / (last - first)
         return (1.0 - share) * low[1] + share * high[1]

@@ -23,7 +23,7 @@ from simcore.planning import runs as planning_runs
 from simcore.planning.alternatives import _faster, at_load
 from simcore.planning.limits import Limit, limits, names, of_slo
 from simcore.planning.plan import Plan, run
-from simcore.planning.points import Point
+from simcore.planning.points import Benches, Point
 from simcore.planning.questions import Found, _nearest, difference, pareto
 from simcore.planning.runs import Ask, Ran
 from simcore.planning.searches import (
@@ -41,6 +41,8 @@ from simcore.planning.slo import presets
 from simcore.planning.store import FILE, Store
 from simcore.planning.verdict import Rule, cox_upper, hall_upper, interval, judged, skewness, upper
 from simcore.planning.whatif import QUESTIONS, Linear, Logarithmic, load_plan
+from simcore.scenario import parse_scenario
+from simcore.studies.serving.scenario import ServingScenario
 from simcore.workload.spec import Workload
 from tests.thorough import slow, thorough
 
@@ -717,6 +719,15 @@ def test_runs_are_all_the_same_where_nothing_is_drawn(workload: Any, kind: str, 
     case: Any = SimpleNamespace(strategy=SimpleNamespace(kind=kind))
     bench: Any = None
     assert Point(bench, case, scenario, "some").same_in_every_run == same
+
+
+def test_ranks_of_a_server_have_the_link_of_their_device() -> None:
+    strategy = {"kind": "continuous_batching", "ranks": [1, 2]}
+    scenario = parse_scenario({**BASE, "devices": 2, "strategies": [strategy]}, "plan")
+    assert isinstance(scenario, ServingScenario)
+    benches = Benches("plan", 1)
+    points = benches.points(scenario)
+    assert [(point.case.ranks, benches.link_of(point)) for point in points] == [(1, None), (2, "nvlink")]
 
 
 def test_what_can_not_be_is_left_out_and_counted(tmp_path: Path) -> None:

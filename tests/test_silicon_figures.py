@@ -81,3 +81,8 @@ def test_an_engine_s_constant_is_found_wherever_it_lies(
     rows = [row(MAX_70B, clients, 2, tmp_path) for clients in (4, 32)]
     rows = [replace(r, id=str(i), tpot_s=step_s(r.clients, host_s)) for i, r in enumerate(rows)]
     assert fitted({"series": rows}, "none") == {"series": pytest.approx(host_s, abs=1e-7)}
+
+
+def test_the_others_are_as_good_as_they_say() -> None:
+    """Figures that aiconfigurator 0.12 publishes of itself, in percent."""
+    assert silicon.OTHERS == {"tpot_median": 8.2, "tpot_mean": 16.4, "ttft_mean": 52.0}

@@ -33,6 +33,7 @@ from simcore.sim.tape import one_second
 from simcore.studies.decode.cases import _rate_hits, label_of
 from simcore.studies.decode.speculation import CountHits, LayerHits, RateHits
 from simcore.studies.serving.certainty import slowest
+from simcore.studies.serving.laws import _before
 from simcore.studies.serving.published import _same
 from simcore.studies.tiling import study
 from simcore.studies.tiling.cases import cases, model_of
@@ -451,3 +452,9 @@ def test_counted_hits_end_with_the_last_layer() -> None:
     """And a shift moves them to earlier ones."""
     assert [CountHits(1, 4)(0, layer) for layer in range(4)] == [False, False, False, True]
     assert [CountHits(1, 4, 1)(0, layer) for layer in range(4)] == [False, False, True, False]
+
+
+@pytest.mark.parametrize("at_s", [1e-3, 1.0, 1e6])
+def test_a_law_knows_what_comes_before_from_rounding(at_s: float) -> None:
+    early = _before(np.array([at_s * (1.0 - 1e-8), at_s * (1.0 - 1e-10), np.nan]), np.array([at_s] * 3))
+    assert early.tolist() == [True, False, False]

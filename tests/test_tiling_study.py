@@ -366,7 +366,7 @@ def test_seconds_of_a_kind_are_those_between_its_begins_and_ends() -> None:
 
 
 def test_launches_are_priced_from_where_each_stretch_begins() -> None:
-    """Of sizes that grow by one, leap, and grow by two: no stretch leaves an octave."""
+    """Of sizes that grow by one, leap, and grow by two; none of them leaves its power of two."""
     values = np.array([1, 2, 3, 4, 5, 20, 22, 24])
     order: Any = SimpleNamespace(sizes=[{"n": values}], advance=[{"n": 1}])
     asked: list[Any] = []
@@ -377,6 +377,8 @@ def test_launches_are_priced_from_where_each_stretch_begins() -> None:
     for begin, (_, sizes, advance, count) in zip(firsts, asked, strict=True):
         seen |= {begin + k: sizes["n"] + k * advance["n"] for k in range(count)}
     assert [seen[i] for i in range(len(values))] == values.tolist()
+    for _, sizes, advance, count in asked:
+        assert (sizes["n"] + (count - 1) * advance["n"]).bit_length() == sizes["n"].bit_length()
 
 
 def test_what_cannot_be_worked_out_at_once_is_simulated(monkeypatch: pytest.MonkeyPatch) -> None:
