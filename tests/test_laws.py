@@ -224,6 +224,7 @@ def progress_that_runs_back(trace: Trace) -> Iterator[Trace]:
         if t1 > t0 and w1 > w0:
             yield with_span(trace, replace(span, progress=((t1, w0), (t0, w1))))
             yield with_span(trace, replace(span, progress=((t0, w1), (t1, w0))))
+            yield with_span(trace, replace(span, progress=((t0, w0), (t1, math.inf))))
 
 
 @breaks("roofline")

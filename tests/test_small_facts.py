@@ -29,7 +29,7 @@ from simcore.schedules.dynamic_batching import fitting
 from simcore.sim.contention import off_by
 from simcore.sim.host import Cause, SimTicket
 from simcore.sim.simulation import Simulation
-from simcore.sim.tape import one_second
+from simcore.sim.tape import one_second, record
 from simcore.studies.decode.cases import _rate_hits, label_of
 from simcore.studies.decode.speculation import CountHits, LayerHits, RateHits
 from simcore.studies.serving.certainty import slowest
@@ -41,7 +41,7 @@ from simcore.studies.tiling.figures import Found
 from simcore.studies.tiling.launches import _stretches
 from simcore.studies.tiling.memory import memory
 from simcore.studies.tiling.scenario import TilingScenario
-from simcore.workload.requests import Request
+from simcore.workload.requests import END, REQUESTS, Request
 from simcore.workload.streams import stream
 from tests.programs import sends, toy_price, toys
 from tests.test_tiling_study import document
@@ -458,3 +458,14 @@ def test_counted_hits_end_with_the_last_layer() -> None:
 def test_a_law_knows_what_comes_before_from_rounding(at_s: float) -> None:
     early = _before(np.array([at_s * (1.0 - 1e-8), at_s * (1.0 - 1e-10), np.nan]), np.array([at_s] * 3))
     assert early.tolist() == [True, False, False]
+
+
+def test_a_tape_s_inbox_ends_with_its_last_request() -> None:
+    came: list[float] = []
+
+    def program(m: Machine) -> Program:
+        while (yield m.recv(REQUESTS)) is not END:
+            came.append(m.now())
+
+    record(program, inbox=[Request(i, at_s, 5, 1, 1) for i, at_s in enumerate((0.0, 5.0, 9.0))])
+    assert came == [0.0, 5.0, 9.0]
