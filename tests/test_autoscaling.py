@@ -374,6 +374,12 @@ def test_bad_input_is_refused_in_one_line(by: Document, said: str) -> None:
     assert "autoscaling" in str(refused.value)
 
 
+def test_the_fewest_servers_fit_on_the_fewest_devices() -> None:
+    given = scaled(rule(min_servers=5)) | {"devices": [8, 4]}
+    with pytest.raises(InputError, match="min_servers: is 5; 4 devices make 4 servers"):
+        parse_scenario(given, "test")
+
+
 def test_a_rule_given_twice_is_refused() -> None:
     with pytest.raises(InputError, match="autoscaling: has a rule twice: autoscaled to 2 open requests"):
         parse_scenario(scaled(rule(target=[2.0, 4.0]), rule(target=2.0)), "test")

@@ -251,6 +251,11 @@ SETUPS: dict[str, dict[str, Any]] = {
         "objective": ["fewest_devices", "highest_rate", "lowest_latency", "lowest_energy"],
         "vary": {"devices": [4, 8], "workload.arrivals.rate_per_s": [4.0, 60.0, 200.0]},
     },
+    "grid, highest rate": {
+        "question": "grid",
+        "objective": "highest_rate",
+        "vary": {"devices": [4], "workload.arrivals.rate_per_s": [2.0, 8.0, 4.0, 200.0]},
+    },
     "grid of one rate": {"question": "grid", "vary": {"devices": [1, 2, 4, 8]}},
     "grid of clients": {
         "question": "grid",
