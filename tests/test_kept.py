@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from simcore.cli import app
 from simcore.sim import kept
 from simcore.sim.graph_pricer import ENDS, GraphPricer, PricedGroups
-from simcore.sim.kept import KeptPrices, cache_folder
+from simcore.sim.kept import COST, STRETCH, KeptPrices, _known, cache_folder
 from tests.test_ramps import on_device
 from tests.thorough import first, slow
 
@@ -232,3 +232,14 @@ def test_where_prices_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", "/home/them")
     assert cache_folder() == Path("/home/them/.cache/simcore")
+
+
+@pytest.mark.parametrize("wrong", ["costs", "lines"])
+def test_arrays_of_another_shape_are_no_prices(wrong: str) -> None:
+    """Either of them alone."""
+    arrays = {
+        "x.reads": np.array(["tokens"]), "x.costs": np.zeros((1, COST)), "x.lines": np.zeros((1, STRETCH)),
+        "x.shares": np.zeros((1, 1, 3)),
+    }  # fmt: skip
+    with pytest.raises(ValueError, match="not what they must be"):
+        _known("x", arrays | {f"x.{wrong}": np.zeros((1, 2))})
