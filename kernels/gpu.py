@@ -41,7 +41,9 @@ def launching(launch: Callable[P, T]) -> Callable[P, T]:
 
     @wraps(launch)
     def there(*args: P.args, **named: P.kwargs) -> T:
-        tensors = [x for x in (*args, *named.values()) if isinstance(x, Tensor)]
+        given = (*args, *named.values())
+        parts = (x for each in given for x in (each if isinstance(each, list | tuple) else (each,)))
+        tensors = [x for x in parts if isinstance(x, Tensor)]
         if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
             name = getattr(launch, "__name__", "this")
             raise RuntimeError(

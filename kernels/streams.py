@@ -19,6 +19,7 @@ found them, are made once for a stream, and once for each captured graph: `words
 
 import ctypes
 from collections.abc import Callable, Hashable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
@@ -76,50 +77,57 @@ def current_gate() -> Tensor | None:
 
 # By device, stream and captured graph; and what they are for.
 _words: Buffers = {}
-# What was too small for a later launch of the same graph: earlier ones still use it.
-_outgrown: list[Tensor] = []
+# Where words are kept that were too few for a later launch: graphs may still use them.
+OUTGROWN = "outgrown words"
 
 
 def words(device: torch.device, of: str, count: int, value: int) -> Tensor:
     """Returns int32 words, `count` or more, that the launches of the current stream share: `value` before the
-    first of them, and as it was after each. They are made where there are none, or too few. A captured graph
-    has its own, since graphs of one stream may be replayed on several, unless `one_stream` rules that out;
-    these stay as long as the process. `of`: what they are for, always with the same value."""
-    captured = torch.cuda.is_current_stream_capturing()
+    first of them, and as it was after each, where it matters. They are made where there are none, or too few,
+    and stay as long as the process, or as the buffers of `one_stream`. A captured graph has its own, since
+    graphs of one stream may be replayed on several, unless `one_stream` rules that out. `of`: what they are
+    for, always with the same value."""
     buffers: Buffers | None = _of_stream.get()
     place: Hashable = device
     if buffers is None:
         stream = torch.cuda.current_stream(device)
+        captured = torch.cuda.is_current_stream_capturing()
         graph = _captured(stream.cuda_stream) if captured else 0
         buffers, place = _words, (stream.device_index, stream.cuda_stream, graph)
     key = "words", place, of
     held = buffers.get(key)
     if held is None or len(held) < count:
-        if held is not None and captured:
-            _outgrown.append(held)
-        size = 1 << max(0, count - 1).bit_length()
-        held = buffers[key] = (_outside_of_graphs if captured else _filled)(device, size, value)
+        if held is not None:
+            buffers.setdefault(OUTGROWN, []).append(held)
+        held = buffers[key] = _made(device, 1 << max(0, count - 1).bit_length(), value)
     found: Tensor = held
     return found
 
 
+def _made(device: torch.device, count: int, value: int) -> Tensor:
+    """Fills words at once, beside what the current thread captures, or allocates to the pool of a graph: in a
+    thread and on a stream of their own."""
+    with ThreadPoolExecutor(1) as aside:
+        return aside.submit(_filled, device, count, value).result()
+
+
 def _filled(device: torch.device, count: int, value: int) -> Tensor:
-    return torch.full((count,), value, dtype=torch.int32, device=device)
-
-
-def _outside_of_graphs(device: torch.device, count: int, value: int) -> Tensor:
-    """Fills words at once while the current stream is captured: the graph has no launch for it."""
-    other = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-    # A capture otherwise forbids its thread to wait for any stream.
-    mode = ctypes.c_int(RELAXED)
-    _called("cuThreadExchangeStreamCaptureMode", ctypes.byref(mode))
-    try:
-        with torch.cuda.stream(other):
-            made = _filled(device, count, value)
-        other.synchronize()
-    finally:
-        _called("cuThreadExchangeStreamCaptureMode", ctypes.byref(mode))
+    # While any thread captures, others may otherwise wait for no stream.
+    _called("cuThreadExchangeStreamCaptureMode", ctypes.byref(ctypes.c_int(RELAXED)))
+    stream = _private_stream(device)
+    with torch.inference_mode(False), torch.cuda.stream(stream):
+        made = torch.full((count,), value, dtype=torch.int32, device=device)
+    stream.synchronize()
     return made
+
+
+@cache
+def _private_stream(device: torch.device) -> torch.cuda.Stream:
+    """A stream that nobody else gets: torch hands its own out in turn, one that is captured among them."""
+    handle = ctypes.c_void_p()
+    with torch.cuda.device(device):
+        _called("cuStreamCreate", ctypes.byref(handle), NON_BLOCKING)
+    return torch.cuda.ExternalStream(handle.value, device)  # type: ignore[no-untyped-call]
 
 
 def _captured(stream: int) -> int:
@@ -130,8 +138,8 @@ def _captured(stream: int) -> int:
     return number.value
 
 
-# CU_STREAM_CAPTURE_MODE_RELAXED of CUDA's driver API.
-RELAXED = 2
+# CU_STREAM_CAPTURE_MODE_RELAXED and CU_STREAM_NON_BLOCKING of CUDA's driver API.
+RELAXED, NON_BLOCKING = 2, 1
 
 
 def _called(name: str, *arguments: Any) -> None:

@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 import torch
 
+import simcore.kernels.torch_ops  # noqa: F401
 from simcore.kernels import streams
 from simcore.kernels.decoder.decode_attention import decode_attention
 from simcore.kernels.decoder.matmul import matmul, reference_matmul
 from simcore.kernels.decoder.speculative_attention import speculative_attention
 from simcore.kernels.gpu import launching
-from simcore.kernels.streams import one_stream, words
+from simcore.kernels.streams import OUTGROWN, one_stream, words
 from tests.attention_cases import Case, Shape, make_case, some_lengths, truth
 from tests.test_triton_attention import DEVICE, check, check_speculation, needs_gpu, poisoned
 
@@ -25,16 +26,14 @@ CPU = torch.device("cpu")
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Any:
     """A GPU's streams in name only: `stream` is current, and in the capture of graph `graph` if that is not
     0."""
-    now = SimpleNamespace(stream=7, graph=0, outside=0)
+    now = SimpleNamespace(stream=7, graph=0)
 
-    def outside(device: torch.device, count: int, value: int) -> torch.Tensor:
-        now.outside += 1
-        return streams._filled(device, count, value)
+    def made(device: torch.device, count: int, value: int) -> torch.Tensor:
+        return torch.full((count,), value, dtype=torch.int32, device=device)
 
     monkeypatch.setattr(streams, "_words", {})
-    monkeypatch.setattr(streams, "_outgrown", [])
     monkeypatch.setattr(streams, "_captured", lambda stream: now.graph)
-    monkeypatch.setattr(streams, "_outside_of_graphs", outside)
+    monkeypatch.setattr(streams, "_made", made)
     at = SimpleNamespace
     monkeypatch.setattr(
         torch.cuda, "current_stream", lambda device: at(device_index=0, cuda_stream=now.stream)
@@ -62,9 +61,8 @@ def test_a_graph_has_words_of_its_own_and_keeps_those_that_got_too_few(gpu: Any)
     gpu.graph = 1
     captured = words(CPU, "sums", 10, -1)
     assert captured is not eager
-    assert gpu.outside == 1
     more = words(CPU, "sums", 100, -1)
-    assert [one is captured for one in streams._outgrown] == [True]
+    assert [one is captured for one in streams._words[OUTGROWN]] == [True]
     assert words(CPU, "sums", 100, -1) is more
     gpu.graph = 2
     other = words(CPU, "sums", 10, -1)
@@ -75,14 +73,18 @@ def test_a_graph_has_words_of_its_own_and_keeps_those_that_got_too_few(gpu: Any)
 
 def test_graphs_of_one_stream_share_words(gpu: Any) -> None:
     """Their calls run once before a capture, so that nothing is made inside it."""
-    eager, buffers = words(CPU, "sums", 10, -1), {}
+    buffers: Any = {}
+    eager = words(CPU, "sums", 10, -1)
     with one_stream(buffers):
         held = words(CPU, "sums", 10, -1)
         gpu.graph, gpu.stream = 1, 9
         assert words(CPU, "sums", 10, -1) is held
+        # Graphs that were captured before still use those that have become too few.
+        more = words(CPU, "sums", 100, -1)
+        assert more is not held
     assert held is not eager
-    assert gpu.outside == 0
-    assert any(one is held for one in buffers.values())
+    assert [one is held for one in buffers[OUTGROWN]] == [True]
+    assert any(one is more for one in buffers.values())
 
 
 def test_what_has_no_tensor_on_a_gpu_is_called_as_it_is() -> None:
@@ -104,6 +106,14 @@ def test_kernels_refuse_tensors_that_ask_for_gradients() -> None:
     with torch.no_grad():
         assert matmul(x, weight).shape == (2, 32)
     assert matmul(x, weight.detach()).shape == (2, 32)
+
+    @launching
+    def of_several(parts: list[torch.Tensor]) -> int:
+        return len(parts)
+
+    with pytest.raises(RuntimeError, match="of_several gives no gradients"):
+        of_several([x, weight])
+    assert of_several([x, x]) == 2
 
 
 # -- on a GPU ----------------------------------------------------------------------------------------------
@@ -185,6 +195,34 @@ def test_graphs_of_one_stream_may_run_on_two() -> None:
     for some, every in zip((cases[:2], cases[2:]), outs, strict=True):
         for i, out in enumerate(every):
             check(out, truth(some[i // 10]))
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_a_hundred_captures_have_words_of_their_own() -> None:
+    """More than torch has streams to hand out."""
+    case = case_of(1, 5000, 1)
+    decode_attention(*case.tensors)
+    torch.cuda.synchronize()
+    found = []
+    for _ in range(100):
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            out = decode_attention(*case.tensors)
+        found.append((graph, out))
+    for graph, out in found:
+        graph.replay()
+        check(out, truth(case))
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_the_operator_compiles_into_graphs() -> None:
+    """Whose first run allocates to the graphs' pool."""
+    case = case_of(2, 5000, 4)
+    compiled = torch.compile(lambda *x: torch.ops.simcore.decode_attention(*x) * 2.0, mode="reduce-overhead")
+    for _ in range(4):
+        check(compiled(*case.tensors).clone() / 2.0, truth(case))
 
 
 @pytest.mark.gpu

@@ -42,11 +42,11 @@ from simcore.kernels.decoder.split_kv import (
     kept_space,
     launched,
     load_queries,
+    made,
     nothing,
     padded,
     part,
     places,
-    room,
     shapes,
     shares,
     sizes,
@@ -187,7 +187,14 @@ def config_for(q: Tensor, kv: Cache) -> DecodeConfig:
 
 def workspace(q: Tensor, kv_heads: int, config: DecodeConfig) -> Workspace:
     """Makes a workspace for launches with q [batch, q_heads, d] and this layout."""
-    return room(q, kv_heads, parts=config.splits, slices=shares_of(q, kv_heads, config).slices)
+    return made(q, _shapes(q, kv_heads, config))
+
+
+def _shapes(q: Tensor, kv_heads: int, config: DecodeConfig) -> list[tuple[int, ...]]:
+    """Returns the shapes of the tensors of a workspace; nothing is summed of a single split."""
+    if config.splits == 1:
+        return [(0,), (0,)]
+    return shapes(q, kv_heads, config.splits, shares_of(q, kv_heads, config).slices)
 
 
 def shares_of(q: Tensor, kv_heads: int, config: DecodeConfig) -> Shares:
@@ -269,10 +276,8 @@ def _by_sequence(q: Tensor, kv: Cache, config: DecodeConfig) -> _Launch:
     constants = sizes(
         q, kv, splits=config.splits, slices=config.slices, warps=config.warps, sharers=config.sharers
     )
-    slices = shares_of(q, kv.kv_heads, config).slices
-    wanted = shapes(q, kv.kv_heads, config.splits, slices)
     grid = config.splits, kv.kv_heads, len(q)
-    return _Launch(_decode_attention_kernel, grid, (), constants, wanted)
+    return _Launch(_decode_attention_kernel, grid, (), constants, _shapes(q, kv.kv_heads, config))
 
 
 def _evenly(q: Tensor, kv: Cache, config: EvenConfig) -> _Launch:

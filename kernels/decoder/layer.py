@@ -28,6 +28,7 @@ from simcore.kernels.decoder.speculative_attention import (
     SpeculativeWorkspace,
     speculative_attention,
 )
+from simcore.kernels.gpu import launching
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -140,6 +141,7 @@ def _advance_kernel(lengths_ptr, gate_ptr, batch, GATED: tl.constexpr, BATCH: tl
     tl.store(lengths_ptr + sequence, tl.load(lengths_ptr + sequence, mask=inside) + 1, mask=inside)
 
 
+@launching
 def advance(lengths: Tensor, *, gate: Tensor | None = None) -> None:
     """Adds one to lengths int32 [batch]; with a `gate` (int32 [1]) of 0 it does nothing."""
     batch = len(lengths)

@@ -280,11 +280,6 @@ def tile(count: int, columns: int, warps: int) -> int:
     return max(int(triton.next_power_of_2(count)), _threads(warps) // columns)
 
 
-def room(q: Tensor, kv_heads: int, *, parts: int, slices: int) -> Workspace:
-    """Makes a workspace for `parts` parts of each pair."""
-    return made(q, shapes(q, kv_heads, parts, slices))
-
-
 def made(q: Tensor, wanted: Sequence[tuple[int, ...]]) -> Workspace:
     """Makes a workspace of these shapes on the device of q."""
     return Workspace(*(empty(q, *shape) for shape in wanted))
@@ -399,7 +394,8 @@ def block_added(
 
 @triton.jit
 def part(top, sums, out):
-    """out [ROWS, DIM] and log [ROWS] of what was added; zeros and -inf where there was no token."""
+    """out [ROWS, DIM] and log [ROWS] of what was added; zeros, and a log below all others, where there was no
+    token or all score -inf."""
     total = tl.sum(sums, 1)
     # Without a token, top stays -inf.
     total = tl.where(total > 0, total, 1.0)
