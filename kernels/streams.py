@@ -112,21 +112,29 @@ def _made(device: torch.device, count: int, value: int) -> Tensor:
 
 
 def _filled(device: torch.device, count: int, value: int) -> Tensor:
+    _enter(device)
     # While any thread captures, others may otherwise wait for no stream.
     _called("cuThreadExchangeStreamCaptureMode", ctypes.byref(ctypes.c_int(RELAXED)))
     stream = _private_stream(device)
-    with torch.inference_mode(False), torch.cuda.stream(stream):
+    with torch.cuda.device(device), torch.cuda.stream(stream):
         made = torch.full((count,), value, dtype=torch.int32, device=device)
     stream.synchronize()
     return made
+
+
+def _enter(device: torch.device) -> None:
+    """Makes the context of torch on a device that of the current thread, which may have none yet."""
+    number, context = ctypes.c_int(), ctypes.c_void_p()
+    _called("cuDeviceGet", ctypes.byref(number), device.index)
+    _called("cuDevicePrimaryCtxRetain", ctypes.byref(context), number)
+    _called("cuCtxSetCurrent", context)
 
 
 @cache
 def _private_stream(device: torch.device) -> torch.cuda.Stream:
     """A stream that nobody else gets: torch hands its own out in turn, one that is captured among them."""
     handle = ctypes.c_void_p()
-    with torch.cuda.device(device):
-        _called("cuStreamCreate", ctypes.byref(handle), NON_BLOCKING)
+    _called("cuStreamCreate", ctypes.byref(handle), NON_BLOCKING)
     return torch.cuda.ExternalStream(handle.value, device)  # type: ignore[no-untyped-call]
 
 
