@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import factorial, log, sqrt
 from pathlib import Path
-from statistics import stdev
+from statistics import fmean, stdev
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -39,7 +39,7 @@ from simcore.planning.searches import (
 )
 from simcore.planning.slo import presets
 from simcore.planning.store import FILE, Store
-from simcore.planning.verdict import Rule, cox_upper, hall_upper, interval, judged, skewness, upper
+from simcore.planning.verdict import Rule, cox_upper, hall_upper, interval, judged, quantile, skewness, upper
 from simcore.planning.whatif import QUESTIONS, Linear, Logarithmic, load_plan
 from simcore.scenario import parse_scenario
 from simcore.studies.serving.scenario import ServingScenario
@@ -117,6 +117,25 @@ def test_a_point_whose_pairs_lie_far_beyond_a_limit_is_hopeless(at_most: bool) -
     assert hopeless(far, there)
     assert not hopeless(other, there)
     assert not hopeless(far, there[:PAIRS])
+
+
+def test_how_hopeless_a_point_is_goes_by_students_interval_of_its_pairs() -> None:
+    """With one degree of freedom less than pairs: a limit between that bound and the next wider one."""
+    rule = Rule(most=40)
+    there = [1.0 + 0.05 * (-1) ** i for i in range(20)]
+    here = [x + 0.3 + 0.01 * (i % 3) for i, x in enumerate(there[:PAIRS])]
+    more = [a - b for a, b in zip(here, there, strict=False)]
+    each = stdev(more) / sqrt(len(more))
+    worst = fmean(there) + fmean(more) + rule.reach(there, at_most=True) * sqrt(len(there) / rule.most)
+    bounds = [worst - quantile(rule.error, len(more) - less) * each for less in (1, 2)]
+    limit = replace(TTFT, value=fmean(bounds))
+    found, below = (
+        Judged(point(1), tuple(Ran({TTFT.metric: x}) for x in values), "unsure", {TTFT.metric: "unsure"})
+        for values in (here, there)
+    )
+    assert bounds[1] < bounds[0]
+    assert _is_hopeless(found, below, [limit], rule)
+    assert not _is_hopeless(found, below, [replace(limit, value=bounds[0] + 1e-6)], rule)
 
 
 def test_what_a_point_uses_of_a_limit_has_what_its_pairs_lack() -> None:

@@ -12,6 +12,7 @@ import csv
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from math import factorial, inf
 from pathlib import Path
 from random import Random
@@ -1122,3 +1123,19 @@ def test_a_run_that_gives_other_bytes_the_second_time_breaks_a_law(
     monkeypatch.setattr(Bench, "run", drifting)
     with pytest.raises(LawError, match=r"repeatability: .* gives other bytes when it is run again"):
         study.run(lambda *_: None)
+
+
+def test_a_real_machine_is_told_how_many_tokens_a_run_may_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of all requests, each as long as the longest may get."""
+    table = bench(document(workload=workload(7, prompt=(5, 90), output=(2, 9))))
+    case = next(iter(cases(table)))
+    told: list[Any] = []
+
+    def start(setup: Any) -> Any:
+        told.append(setup.holds)
+        raise InterruptedError
+
+    monkeypatch.setattr(table, "hardware", replace(table.hardware, start=start))
+    with pytest.raises(InterruptedError):
+        table.run(case, 0)
+    assert told == [{"kv_tokens": 7 * (90 + 9)}]
