@@ -1,6 +1,6 @@
-"""The numbers that layouts depend on: of a tensor's GPU, or of an H200 if the tensor is on no GPU."""
+"""A tensor's GPU: the numbers that layouts depend on (an H200's if it is on no GPU), and launches there."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from functools import wraps
 from typing import NamedTuple, ParamSpec, TypeVar
 
@@ -34,6 +34,12 @@ def gpu_of(x: Tensor) -> Gpu:
     return Gpu(found.multi_processor_count, shared_bytes, found.major >= HOPPER)
 
 
+def _tensors(given: Iterable[object]) -> Iterator[Tensor]:
+    """Yields the tensors of a call, also those in its lists."""
+    for each in given:
+        yield from (x for x in (each if isinstance(each, list | tuple) else (each,)) if isinstance(x, Tensor))
+
+
 def launching(launch: Callable[P, T]) -> Callable[P, T]:
     """Makes a function launch on the GPU of its first tensor, whichever is current; else the launch would go
     to a stream of another GPU, which may not even reach that memory. It raises RuntimeError for tensors that
@@ -42,14 +48,12 @@ def launching(launch: Callable[P, T]) -> Callable[P, T]:
     @wraps(launch)
     def there(*args: P.args, **named: P.kwargs) -> T:
         given = (*args, *named.values())
-        parts = (x for each in given for x in (each if isinstance(each, list | tuple) else (each,)))
-        tensors = [x for x in parts if isinstance(x, Tensor)]
-        if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
+        if torch.is_grad_enabled() and any(x.requires_grad for x in _tensors(given)):
             name = getattr(launch, "__name__", "this")
             raise RuntimeError(
                 f"{name} gives no gradients: call it under torch.no_grad(), or detach its tensors"
             )
-        first = next((x for x in tensors if x.is_cuda), None)
+        first = next((x for x in _tensors(given) if x.is_cuda), None)
         if first is None or first.device.index == torch.cuda.current_device():
             return launch(*args, **named)
         with torch.cuda.device(first.device):

@@ -9,7 +9,7 @@ from tests import figures_as_they_are
 from tests.figures_as_they_are import NAMES, differences, told, written
 from tests.thorough import slow
 
-# Of half a second or more; of these, the first kind of serving is looked at every time.
+# Of half a second or more, but for serving_flover and tiling_schedules, which are looked at every time.
 SLOW = {
     "serving_prefills", "decode_speculation", "serving_ranks", "serving_one_length", "serving_engines",
     "serving_clients", "decode_published_hits", "serving_scaled", "serving_fleets", "serving_tenants",

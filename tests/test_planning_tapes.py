@@ -2,10 +2,9 @@
 replicas, the verdict on each, and what comes of it. What such answers have to be is in test_planning.py
 (edges in closed form, brute force); here is each step on the way, so that none changes unseen.
 
-A tape that changes on purpose is written anew by  SIMCORE_UPDATE_TAPES=1  (test_tapes.py) and read again.
+A tape that changes on purpose is written anew by  SIMCORE_UPDATE_TAPES=1  (as_written.py) and read again.
 """
 
-import os
 import random
 from collections.abc import Callable, Iterator, Sequence
 from math import exp
@@ -25,20 +24,12 @@ from simcore.planning.runs import Ask, Finished, Ran
 from simcore.planning.searches import Highest, Judged, drive, fewest, highest
 from simcore.planning.verdict import Rule
 from simcore.planning.whatif import load_plan
-from tests.test_tapes import UPDATE
+from tests.as_written import are_as_written
 
 TAPES = Path(__file__).parent / "tapes" / "planning"
 
 LATE, KEPT = Limit("ttft_p99_s", 1.0, at_most=True), Limit("slo_attainment", 0.9, at_most=False)
 RATES = (1e-2, 1e3)
-
-
-def is_taped(name: str, lines: Iterator[str]) -> None:
-    """Holds lines against a tape, or writes it."""
-    file, text = TAPES / name, "\n".join(lines) + "\n"
-    if os.environ.get(UPDATE):
-        file.write_text(text, encoding="utf-8")
-    assert text.splitlines() == file.read_text(encoding="utf-8").splitlines()
 
 
 # -- searches ----------------------------------------------------------------------------------------------
@@ -136,7 +127,7 @@ def highest_of(seed: int, *, coarse: bool) -> Iterator[str]:
 @pytest.mark.parametrize("kind", ["fine", "coarse"])
 def test_searches_for_a_rate_look_where_the_tape_says(kind: str) -> None:
     worlds = (highest_of(seed, coarse=kind == "coarse") for seed in range(48))
-    is_taped(f"highest_{kind}.txt", (line for world in worlds for line in world))
+    are_as_written(TAPES / f"highest_{kind}.txt", [line for world in worlds for line in world])
 
 
 def fewest_of(seed: int) -> Iterator[str]:
@@ -153,7 +144,7 @@ def fewest_of(seed: int) -> Iterator[str]:
 
 
 def test_searches_for_a_number_look_where_the_tape_says() -> None:
-    is_taped("fewest.txt", (line for seed in range(48) for line in fewest_of(seed)))
+    are_as_written(TAPES / "fewest.txt", [line for seed in range(48) for line in fewest_of(seed)])
 
 
 def race_of(seed: int) -> Iterator[str]:
@@ -178,7 +169,7 @@ def race_of(seed: int) -> Iterator[str]:
 
 
 def test_races_look_where_the_tape_says() -> None:
-    is_taped("race.txt", (line for seed in range(24) for line in race_of(seed)))
+    are_as_written(TAPES / "race.txt", [line for seed in range(24) for line in race_of(seed)])
 
 
 # -- plans -------------------------------------------------------------------------------------------------
@@ -227,18 +218,12 @@ SETUPS: dict[str, dict[str, Any]] = {
     "rate": {"question": "rate", "base": {**BASE, "devices": 4}},
     "rate of ten ways": {
         "question": "rate",
-        "base": {
-            **BASE,
-            "strategies": [{"kind": "continuous_batching", "token_budget": [8 * n for n in range(1, 11)]}],
-        },
+        "base": {**BASE, "strategies": TEN_WAYS},
     },
     "rate of ten ways, none left out early": {
         "question": "rate",
         "leave_out_early": False,
-        "base": {
-            **BASE,
-            "strategies": [{"kind": "continuous_batching", "token_budget": [8 * n for n in range(1, 11)]}],
-        },
+        "base": {**BASE, "strategies": TEN_WAYS},
     },
     "rate of a trace": {"question": "rate", "base": {**BASE, "devices": 4, "workload": RECORDED}},
     "rate of ten ways of a trace": {
@@ -368,4 +353,5 @@ def plan_of(name: str, folder: Path) -> Iterator[str]:
 def test_plans_look_where_the_tape_says(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SIMCORE_CACHE", "none")
     monkeypatch.setattr(plans, "_maker", lambda *given: MadeUp())
-    is_taped(f"plan_{name.replace(', ', '_').replace(' ', '_')}.txt", plan_of(name, tmp_path))
+    file = f"plan_{name.replace(', ', '_').replace(' ', '_')}.txt"
+    are_as_written(TAPES / file, list(plan_of(name, tmp_path)))

@@ -293,15 +293,21 @@ def random_hosts(seed: int, *, stopping: bool = True) -> Callable[[Machine], Pro
     return program
 
 
+def two_ranks(overheads: Overheads, rates: Rates, *, rows: bool) -> Simulation:
+    """A machine that both hosts are told to stop on, now and then."""
+    simulation = Simulation(
+        toy_price, mesh={"tensor": 2}, roofline=toy_roofline, rates=rates, rows=rows, overheads=overheads
+    )
+    for rank in (0, 1):
+        simulation.feed(rank, "stops", [(0.07 * i, i) for i in range(20)])
+    return simulation
+
+
 def hosts_of(seed: int) -> tuple[bytes, list[Gauge], float]:
     """What random hosts on two ranks leave behind."""
     draws = Random(seed)
     overheads = Overheads(draws.choice([0.0, 0.01]), wait_s=draws.choice([0.0, 0.005]))
-    simulation = Simulation(
-        toy_price, mesh={"tensor": 2}, roofline=toy_roofline, rates=alone, rows=True, overheads=overheads
-    )
-    for rank in (0, 1):
-        simulation.feed(rank, "stops", [(0.07 * i, i) for i in range(20)])
+    simulation = two_ranks(overheads, alone, rows=True)
     trace = simulation.run(random_hosts(seed))
     assert laws.violations(trace) == {}
     return trace.rows.numbers.tobytes(), trace.gauges, simulation.env.now
@@ -314,13 +320,7 @@ def test_hosts_wait_as_long_for_rows_as_for_spans(seed: int) -> None:
     for rows in (True, False):
         draws = Random(seed)
         overheads = Overheads(draws.choice([0.007, 0.0113]), wait_s=draws.choice([0.0, 0.0053]))
-        simulation = Simulation(
-            toy_price, mesh={"tensor": 2}, roofline=toy_roofline, rates=max_min_rates, rows=rows,
-            overheads=overheads,
-        )  # fmt: skip
-        for rank in (0, 1):
-            simulation.feed(rank, "stops", [(0.07 * i, i) for i in range(20)])
-        trace = simulation.run(random_hosts(seed, stopping=False))
+        trace = two_ranks(overheads, max_min_rates, rows=rows).run(random_hosts(seed, stopping=False))
         found.append(sorted((gauge.rank, gauge.name, gauge.at_s) for gauge in trace.gauges))
     assert [one[:2] for one in found[0]] == [one[:2] for one in found[1]]
     assert [one[2] for one in found[0]] == pytest.approx([one[2] for one in found[1]], abs=1e-6)

@@ -5,7 +5,6 @@ and told to users in CHANGELOG.md. That values beyond a bound are refused is in 
 """
 
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from simcore import cli
-from tests.test_tapes import UPDATE
+from tests.as_written import are_as_written
 
 KNOWN = Path(__file__).parent / "data" / "schemas"
 TOLD = {
@@ -46,10 +45,8 @@ def told(option: str = "") -> list[str]:
 
 @pytest.mark.parametrize("kind", ["scenario", "device", "profile", "plan"])
 def test_bounds_and_defaults_are_those_that_users_were_told(kind: str) -> None:
-    found, file = told("--" + kind if kind != "scenario" else ""), KNOWN / f"{kind}.txt"
+    found = told("--" + kind if kind != "scenario" else "")
     if kind == "plan":
         # A plan holds a whole scenario.
         found = sorted(set(found) - set(told()))
-    if os.environ.get(UPDATE):
-        file.write_text("\n".join(found) + "\n", encoding="utf-8")
-    assert found == file.read_text(encoding="utf-8").splitlines()
+    are_as_written(KNOWN / f"{kind}.txt", found)

@@ -807,6 +807,16 @@ def test_a_wait_for_several_ends_with_the_last_in_whatever_order(machine: Contra
     """Also where the launch that was made last, and ends first, is named first."""
 
     def program(m: Machine) -> Program:
+        long = m.launch(toys("l", 50), stream="side")
+        short = m.launch(toys("s", 1))
+        yield m.wait(short, long)
+        assert machine.same([m.now()], [50])
+
+    machine.run(program)
+
+
+def test_a_wait_for_a_launch_and_a_signal_ends_with_the_signal(machine: Contract) -> None:
+    def program(m: Machine) -> Program:
         if m.rank:
             m.launch(sends("s", 50, signal="go"))
             yield m.wait()

@@ -4,8 +4,6 @@ A tape that changes on purpose is written anew by  SIMCORE_UPDATE_TAPES=1 python
 and read again before it is committed.
 """
 
-import difflib
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -33,9 +31,9 @@ from simcore.schedules.temporal_fusion import temporal_fusion
 from simcore.schedules.tensor_parallel import tensor_parallel
 from simcore.sim.tape import Tape, record
 from simcore.workload.requests import Journal, Request
+from tests.as_written import are_as_written
 
 TAPES = Path(__file__).parent / "tapes"
-UPDATE = "SIMCORE_UPDATE_TAPES"
 
 
 def decoder(layers: int = 2, ranks: int = 1, style: Style = "all_reduce") -> Decoder:
@@ -144,16 +142,7 @@ CASES: dict[str, Callable[[], Tape]] = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_tape_is_the_reviewed_one(name: str) -> None:
-    path = TAPES / f"{name}.txt"
-    lines = CASES[name]().lines
-    if os.environ.get(UPDATE):
-        path.write_text("\n".join(lines) + "\n")
-    expected = path.read_text().splitlines() if path.exists() else []
-    if lines != expected:
-        diff = "\n".join(difflib.unified_diff(expected, lines, path.name, "now", lineterm="", n=2))
-        pytest.fail(
-            f"{diff}\n\nMeant? Then {UPDATE}=1 python -m pytest tests/test_tapes.py, and review the change."
-        )
+    are_as_written(TAPES / f"{name}.txt", CASES[name]().lines)
 
 
 def test_every_tape_has_its_case() -> None:

@@ -115,21 +115,27 @@ def workspace(
 ) -> Workspace:
     """Makes a workspace that is large enough for launches of (m, n, config) one after another."""
     parts = counters = 0
-    for m, n, config in launches:
-        if config.splits > 1:
-            parts, counters = max(parts, config.splits * m * n), max(counters, -(-n // config.columns))
+    for launch in launches:
+        if launch[2].splits > 1:
+            parts, counters = map(max, (parts, counters), _needed(*launch))
     return Workspace(
         torch.empty(parts, dtype=torch.float32, device=device),
         torch.zeros(counters, dtype=torch.int32, device=device),
     )
 
 
+def _needed(m: int, n: int, config: MatmulConfig) -> tuple[int, int]:
+    """Returns the partial sums and the counters of a launch in several parts."""
+    return config.splits * m * n, -(-n // config.columns)
+
+
 def kept_space(m: int, n: int, config: MatmulConfig, device: torch.device) -> Workspace:
     """Returns a workspace in words that belong to a device and its stream; without a GPU, a new one."""
-    if device.type != "cuda" or config.splits == 1:
+    if device.type != "cuda":
         return workspace([(m, n, config)], device)
-    partials = words(device, "parts of products", config.splits * m * n, 0).view(torch.float32)
-    return Workspace(partials, words(device, "counters of products", -(-n // config.columns), 0))
+    parts, counters = _needed(m, n, config)
+    partials = words(device, "parts of products", parts, 0).view(torch.float32)
+    return Workspace(partials, words(device, "counters of products", counters, 0))
 
 
 def reference_matmul(x: Tensor, weight: Tensor, *, add: Tensor | None = None) -> Tensor:
@@ -224,13 +230,15 @@ def matmul(
         raise ValueError(f"a layout of {config.rows} rows for {m}")
     x = x.to(weight.dtype)
     out = torch.empty(m, n, dtype=weight.dtype, device=x.device) if out is None else out
-    space = kept_space(m, n, config, x.device) if space is None else space
-    tiles, split = triton.cdiv(n, config.columns), config.splits > 1
-    if split and (space.partials.numel() < config.splits * m * n or space.counters.numel() < tiles):
-        raise ValueError(f"the workspace is too small for {m} x {n} in {config.splits} parts")
+    tiles, partials, counters = triton.cdiv(n, config.columns), None, None
+    if config.splits > 1:
+        partials, counters = kept_space(m, n, config, x.device) if space is None else space
+        least = _needed(m, n, config)
+        if partials.numel() < least[0] or counters.numel() < least[1]:
+            raise ValueError(f"the workspace is too small for {m} x {n} in {config.splits} parts")
     held = config.rows * config.columns // (32 * config.warps)
     _matmul_kernel[(tiles, config.splits)](
-        x, weight, add, out, space.partials if split else None, space.counters if split else None, gate,
+        x, weight, add, out, partials, counters, gate,
         m, n, k, *x.stride(), *weight.stride(), 0 if add is None else add.stride(0), out.stride(0),
         ADD=add is not None, GATED=gate is not None, WHOLE=k % config.depth == 0,
         ROWS=config.rows, COLUMNS=config.columns, DEPTH=config.depth,
