@@ -3,10 +3,11 @@ command line says of plans that cannot be."""
 
 import csv
 import json
+import os
 import sqlite3
 from collections.abc import Sequence
 from dataclasses import replace
-from math import factorial, log, sqrt
+from math import factorial, inf, log, sqrt
 from pathlib import Path
 from statistics import fmean, stdev
 from types import SimpleNamespace
@@ -20,15 +21,17 @@ from typer.testing import CliRunner
 from simcore import cli
 from simcore.input.files import InputError
 from simcore.planning import runs as planning_runs
-from simcore.planning.alternatives import _faster, at_load
-from simcore.planning.limits import Limit, limits, names, of_slo
+from simcore.planning.alternatives import Alternative, _faster, alternatives, at_load, fewest_servers
+from simcore.planning.limits import LATENCY, Limit, limits, names, of_slo
 from simcore.planning.plan import Plan, run
 from simcore.planning.points import Benches, Point
-from simcore.planning.questions import Found, _nearest, difference, pareto
-from simcore.planning.runs import Ask, Ran
+from simcore.planning.questions import Found, _left_out_early, _nearest, difference, pareto
+from simcore.planning.runs import Ask, Finished, Maker, Ran, Runner, simulated
 from simcore.planning.searches import (
     PAIRS,
+    Highest,
     Judged,
+    _by_chance,
     _is_hopeless,
     _Looked,
     _used,
@@ -36,12 +39,14 @@ from simcore.planning.searches import (
     fewest,
     highest,
     judge,
+    judged_by,
 )
 from simcore.planning.slo import presets
 from simcore.planning.store import FILE, Store
 from simcore.planning.verdict import Rule, cox_upper, hall_upper, interval, judged, quantile, skewness, upper
 from simcore.planning.whatif import QUESTIONS, Linear, Logarithmic, load_plan
 from simcore.scenario import parse_scenario
+from simcore.studies.serving.figures import LATENCIES
 from simcore.studies.serving.scenario import ServingScenario
 from simcore.workload.spec import Workload
 from tests.thorough import slow, thorough
@@ -160,6 +165,60 @@ def test_a_value_is_known_better_by_more_replicas_of_as_many_requests(replicas: 
     assert looked.knows_more(2.0, 1, judged_by(replicas)) is more
     assert not looked.knows_more(2.0, 2, judged_by(replicas))
     assert not looked.knows_more(3.0, 1, judged_by(replicas))
+
+
+def test_what_a_point_uses_of_a_limit_that_anything_keeps_is_nothing() -> None:
+    """Of a share that is zero all of its limit is lacking; where zero is the limit nothing can be."""
+
+    def used(value: float, limit: float) -> float:
+        known = cast(Judged, SimpleNamespace(verdicts={"m": "unsure"}, values=lambda _: [value] * 3))
+        return _used(known, Limit("m", limit, at_most=False), Rule())
+
+    assert used(0.5, 0.0) == -inf
+    assert used(0.0, 0.5) == inf
+    assert used(0.25, 0.5) == pytest.approx(log(2.0))
+
+
+def test_the_nearest_limit_is_that_of_which_most_is_used() -> None:
+    """Half of 0.5 s, three quarters of a share of 0.8; neither a limit of zero nor a figure of zero says
+    anything."""
+    figures = {"ttft_p99_s": 0.25, "e2e_p99_s": 30.0, "slo_attainment": 0.96, "preemptions": 0.0}
+    found = Judged(point(1), (Ran(figures),), "holds")
+    half, most = Limit("ttft_p99_s", 0.5, at_most=True), Limit("e2e_p99_s", 40.0, at_most=True)
+    share = Limit("slo_attainment", 0.72, at_most=False)
+    assert found.used([half]) == pytest.approx(0.5)
+    assert found.used([half, most]) == found.used([most, half, share]) == pytest.approx(0.75)
+    assert found.used([share]) == pytest.approx(0.75)
+    assert found.used([replace(half, value=0.0)]) == found.used([replace(share, value=0.0)]) == 0.0
+    assert (
+        found.used([Limit("preemptions", 2.0, at_most=True), Limit("preemptions", 2.0, at_most=False)]) == 0.0
+    )
+
+
+def test_given_runs_of_few_requests_are_judged_by_their_figures() -> None:
+    """Only where a rate is to be kept up do too few requests for a steady state fail."""
+    short = [Ran({TTFT.metric: 0.1}, short=True)] * 3
+    assert judged_by(point(1), short, [TTFT], Rule()) == "holds"
+    (kept_up,) = drive([judge(point(1), [TTFT], Rule(), steady=True)], lambda asks: short[: len(asks)])
+    assert (kept_up.verdict, kept_up.short) == ("fails", True)
+
+
+def test_a_verdict_is_by_chance_if_the_pairs_turn_it() -> None:
+    """Three replicas at each of two limits; elsewhere eight are known, whose mean is another. What holds is
+    doubted as soon as one limit would be broken, what fails only if each limit it fails by would be kept."""
+    late, long = Limit("ttft_p99_s", 1.0, at_most=True), Limit("e2e_p99_s", 1.0, at_most=True)
+
+    def of(verdict: Any, count: int, figure: float, more: Sequence[float] = (0.0, 0.0)) -> Judged:
+        """Both have one figure; replicas beyond the third one have more of each."""
+        each = [[figure + (i > 2) * one for one in more] for i in range(count)]
+        runs = tuple(Ran({late.metric: a, long.metric: b}) for a, b in each)
+        return Judged(point(1), runs, verdict, dict.fromkeys((late.metric, long.metric), verdict))
+
+    holds, fails = of("holds", 3, 0.9), of("fails", 3, 1.1)
+    for rest, turned in (((0.8, 0.8), True), ((0.8, 0.0), True), ((0.0, 0.8), True), ((0.0, 0.0), False)):
+        assert _by_chance(holds, of("fails", 8, 2.0, rest), [late, long]) is turned
+    for rest, turned in (((-0.8, -0.8), True), ((-0.8, 0.0), False), ((0.0, -0.8), False)):
+        assert _by_chance(fails, of("holds", 8, 0.9, rest), [late, long]) is turned
 
 
 def test_the_bound_of_two_values_is_students() -> None:
@@ -345,6 +404,14 @@ def test_values_are_put_together_as_asked(tmp_path: Path) -> None:
         ({"base": {**BASE, "study": ["serving"]}}, "study: is ['serving']"),
         ({"question": "cost"}, "cost_per_hour.h200-sxm: is missing"),
         ({"question": "cost", "cost_per_hour": {"h2000": 3.0}}, "h2000: is no device of this plan"),
+        (
+            {
+                "question": "cost",
+                "cost_per_hour": {"h2000": 3.0},
+                "vary": {"device": ["h200-sxm", "a100-sxm-80gb"]},
+            },
+            "did you mean 'h200-sxm'? (allowed: a100-sxm-80gb, h200-sxm)",
+        ),
         ({"question": "devices", "over": "strategies.0.slots"}, "slots"),
         ({"question": "devices", "between": [4, 1]}, "between"),
     ],
@@ -506,6 +573,47 @@ def test_a_verdict_that_was_doubted_is_not_taken_again_from_fewer_replicas() -> 
     assert len(found.judged[2.0].runs) == 13
 
 
+LUCKY, UNLUCKY = [0.98, 0.9801, 0.9802], [1.02, 1.0201, 1.0202]
+
+
+@pytest.mark.parametrize(
+    ("known", "tolerance", "tried", "holds"),
+    [
+        # 1 holds by three lucky replicas, which their pairs at 2 show to be so: then nothing holds yet.
+        (
+            {0.5: [0.1], 1.0: [*LUCKY, 1.45], 2.0: [0.9, 1.0, 1.1, 1.45], 4.0: [9.0]},
+            1.0,
+            {0.5, 1.0, 2.0},
+            0.5,
+        ),
+        # 2 fails by three unlucky ones, which their pairs in between show to be so: then nothing fails yet.
+        (
+            {1.0: [0.99, 0.9901, 0.9902, 0.99], 1.42: [1.1, 1.0, 0.9, 0.55], 2.0: [*UNLUCKY, 0.55]},
+            0.42,
+            {1.0, 1.42, 2.0, 2.84, 4.0},
+            2.0,
+        ),
+    ],
+)
+def test_a_search_whose_end_was_chance_goes_on_beyond_it(
+    known: dict[float, list[float]], tolerance: float, tried: set[float], holds: float
+) -> None:
+    """The last figure given is that of all further replicas; what is not given takes far too long."""
+
+    def ran(asks: Sequence[Ask]) -> list[Ran]:
+        points: list[Any] = [ask.point for ask in asks]
+        every = [next((known[v] for v in known if v == pytest.approx(one.number)), [9.0]) for one in points]
+        return [
+            Ran({TTFT.metric: values[min(ask.replica, len(values) - 1)]})
+            for ask, values in zip(asks, every, strict=True)
+        ]
+
+    search = highest(point, 1.0, [TTFT], Rule(0.5, 13), tolerance=tolerance, between=(0.01, 100.0))
+    (found,) = drive([search], ran)
+    assert found.holds == holds
+    assert sorted(found.judged) == pytest.approx(sorted(tried))
+
+
 def test_where_lines_creep_halves_go_on() -> None:
     """A metric that is flat up to the edge and leaps there: lines alone would go on by 1 % at a time."""
     edge = 5.2
@@ -583,6 +691,14 @@ def test_nothing_holds_at_any_rate() -> None:
         (found,) = drive([search], answered(figure))
         assert found.holds is None
         assert len(found.judged) == pytest.approx(tried, abs=2)
+
+
+def test_what_comes_nearer_to_its_limit_with_each_halving_is_halved_on() -> None:
+    """Half a percent above the limit, and less by 0.15 % at each half of the rate."""
+    ran = answered(lambda number: 1.005 * float(number) ** (0.0015 / log(2.0)))
+    (found,) = drive([highest(point, 1.0, [TTFT], Rule(), tolerance=0.02, between=(1e-6, 1e6))], ran)
+    assert found.holds is not None
+    assert found.holds == pytest.approx(2.0 ** -(log(1.005) / 0.0015), rel=0.02)
 
 
 def test_searches_side_by_side_find_what_they_find_alone() -> None:
@@ -738,6 +854,72 @@ def test_runs_are_all_the_same_where_nothing_is_drawn(workload: Any, kind: str, 
     case: Any = SimpleNamespace(strategy=SimpleNamespace(kind=kind))
     bench: Any = None
     assert Point(bench, case, scenario, "some").same_in_every_run == same
+
+
+def serving(**fields: Any) -> ServingScenario:
+    scenario = parse_scenario({**BASE, **fields}, "plan")
+    assert isinstance(scenario, ServingScenario)
+    return scenario
+
+
+def test_changes_of_a_device_in_another_order_are_the_same_device() -> None:
+    """Prices are made, and told of, once."""
+    change = {"hbm_bytes_per_s": 4e12, "flops_per_s": {"times": 2}}
+    benches = Benches("plan", 1)
+    for each in (change, dict(reversed(change.items()))):
+        benches.points(serving(device={"base": "h200-sxm", "change": each, "name": "faster"}))
+    assert (len(benches.every()), len(benches.origins)) == (1, 1)
+
+
+def test_a_run_goes_by_its_trace_as_it_is_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that has grown, or was written since, has other runs; the same one has the same."""
+    monkeypatch.setenv("SIMCORE_CACHE", str(tmp_path / "cache"))
+    path = tmp_path / "trace.csv"
+    rows = [f"2023-11-16 18:00:{i:02}.0000000,{5 + i},4" for i in range(8)]
+
+    def key() -> str:
+        workload = {"requests": 6, "arrivals": {"kind": "trace", "path": str(path), "format": "azure"}}
+        (one,) = Benches("plan", 1).points(serving(workload=workload))
+        assert one.key is not None
+        return one.key
+
+    def write(count: int, written_s: int) -> str:
+        path.write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *rows[:count]]) + "\n")
+        os.utime(path, (written_s, written_s))
+        return key()
+
+    first = write(7, 1000)
+    assert key() == first
+    assert len({first, write(8, 1000), write(7, 2000)}) == 3
+    assert write(7, 1000) == first
+
+
+def test_a_run_has_a_figure_for_every_limit_that_may_be_named() -> None:
+    (one,) = Benches("plan", 1).points(serving())
+    figures = simulated(Ask(one, 0)).figures
+    assert {name for name in names() if LATENCY.fullmatch(name)} <= set(figures)
+    for name in LATENCIES:
+        ends = [figures[f"{name}_{of}_s"] for of in ("p50", "p99", "p99.9")]
+        assert None not in ends
+        assert sorted(ends) == ends  # type: ignore[type-var]
+
+
+def test_progress_counts_runs_that_are_made_among_all_that_were_asked_for() -> None:
+    """Two batches, of which some are known: what is done never falls behind it, and ends at all."""
+
+    class Made:
+        def make(self, asks: Sequence[Ask], finished: Finished) -> None:
+            for i in range(len(asks)):
+                finished(i, Ran({}))
+
+    told: list[tuple[str, int, int]] = []
+    runner = Runner(cast(Maker, Made()), Store(None), lambda *said: told.append(said))
+    axes = SimpleNamespace(requests=5)
+    one: Any = SimpleNamespace(key="some", case=SimpleNamespace(axes=axes))
+    for replicas in (2, 5):
+        runner([Ask(one, replica) for replica in range(replicas)])
+    assert told == [("run", done, total) for done, total in ((1, 2), (2, 2), (3, 5), (4, 5), (5, 5))]
+    assert (runner.simulated, runner.requests) == (5, 25)
 
 
 def test_ranks_of_a_server_have_the_link_of_their_device() -> None:
@@ -945,6 +1127,14 @@ def test_a_broken_store_is_made_again_and_none_is_no_fault(tmp_path: Path) -> No
     assert blocked.load(["a"]) == {}
 
 
+def test_a_store_makes_the_folders_above_it(tmp_path: Path) -> None:
+    folder = tmp_path / "not" / "there"
+    store = Store(folder)
+    store.save("a", 1)
+    store.close()
+    assert Store(folder).load(["a"]) == {"a": 1}
+
+
 # -- the command line --------------------------------------------------------------------------------------
 
 
@@ -1068,6 +1258,35 @@ def test_servers_that_a_rule_keeps_are_the_fewest_that_are_tried(tmp_path: Path)
         planned(tmp_path, {"base": base, "question": "cost", "cost_per_hour": {"h200-sxm": 3.0}})
 
 
+def test_rules_that_keep_one_server_or_three_are_tried_beside_each_other(
+    tmp_path: Path,
+) -> None:
+    rule = {"kind": "open_requests", "target": 8, "min_servers": [1, 3], "start_s": 1}
+    strategy = {"kind": "continuous_batching", "ranks": 1}
+    base = {**BASE, "autoscaling": [rule], "strategies": [strategy]}
+    asked = load_plan(written(tmp_path, {"base": base, "question": "devices"}))
+    found = alternatives(asked, Benches("plan", 1), any_devices=True)
+    assert [fewest_servers(one.point) for one in found.every] == [1, 3]
+    assert found.left_out == {}
+
+
+def test_what_leaving_out_early_spared_is_never_less_than_nothing() -> None:
+    """Two ways out, of 3 runs each, and one in full: of 10 runs that is 14 spared, of 2 runs none."""
+
+    def told(full: int) -> str:
+        axes = SimpleNamespace(label="some", devices=1, rate_per_s=None)
+        at: Any = SimpleNamespace(case=SimpleNamespace(axes=axes))
+
+        def of(runs: int) -> Highest:
+            return Highest(None, 1.0, {1.0: Judged(at, (Ran({}),) * runs, "fails")})
+
+        results = {0: of(3), 1: of(full), 2: of(3)}
+        return _left_out_early([cast(Alternative, None)] * 3, results, [0, 2], [1])[0]
+
+    assert "took 6 runs, about 14 fewer than" in told(10)
+    assert "took 6 runs, about 0 fewer than" in told(2)
+
+
 def test_a_grid_of_rates_fails_where_too_few_requests_come(tmp_path: Path) -> None:
     """60 requests at 100,000 a second are a batch: they say nothing of such a rate, kept up."""
     vary = {"workload.arrivals.rate_per_s": [200.0, 1e5]}
@@ -1075,3 +1294,8 @@ def test_a_grid_of_rates_fails_where_too_few_requests_come(tmp_path: Path) -> No
     plan = planned(tmp_path, {"base": BASE, "question": "grid", "vary": vary, "constraints": limits})
     assert [line["verdict"] for line in plan.lines] == ["holds", "fails"]
     assert "too few requests" in plan.lines[1]["why"]
+    # A single rate is that of the scenario's requests, all of them.
+    arrivals = {"kind": "poisson", "rate_per_s": 1e5}
+    base = {**BASE, "workload": {**BASE["workload"], "arrivals": arrivals}}
+    (line,) = planned(tmp_path, {"base": base, "question": "grid", "constraints": limits}).lines
+    assert line["verdict"] == "holds"

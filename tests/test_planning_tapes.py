@@ -5,6 +5,7 @@ replicas, the verdict on each, and what comes of it. What such answers have to b
 A tape that changes on purpose is written anew by  SIMCORE_UPDATE_TAPES=1  (as_written.py) and read again.
 """
 
+import copy
 import random
 from collections.abc import Callable, Iterator, Sequence
 from math import exp
@@ -355,3 +356,40 @@ def test_plans_look_where_the_tape_says(name: str, tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(plans, "_maker", lambda *given: MadeUp())
     file = f"plan_{name.replace(', ', '_').replace(' ', '_')}.txt"
     are_as_written(TAPES / file, list(plan_of(name, tmp_path)))
+
+
+def test_pairs_of_a_strategy_have_as_many_requests_as_any_of_them_took(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At the scenario's rate some ways take twice its requests for a steady state, and some none more."""
+    monkeypatch.setenv("SIMCORE_CACHE", "none")
+    monkeypatch.setattr(plans, "_maker", lambda *given: MadeUp())
+    base = copy.deepcopy({**BASE, "devices": 4})
+    base["workload"]["arrivals"]["rate_per_s"] = 50.0
+    path = tmp_path / "plan.yaml"
+    path.write_text(yaml.safe_dump({"base": base, "question": "strategy"}), encoding="utf-8")
+    found = run(load_plan(path), jobs=1, progress=lambda doing, done, total: None).found
+    took = {one.point.case.axes.requests for one in found.tried if one.value == 50.0}
+    assert len(took) > 1
+    assert found.pairs
+    for pair in found.pairs:
+        assert {one.point.case.axes.requests for one in (pair.a, pair.b)} == {max(took)}
+
+
+@pytest.mark.parametrize("over", [None, "strategies.0.token_budget"])
+def test_doublings_meet_the_greatest_number_that_is_tried(
+    over: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where nothing holds, no odd number is left to try beyond the last power of two."""
+    monkeypatch.setenv("SIMCORE_CACHE", "none")
+    monkeypatch.setattr(plans, "_maker", lambda *given: MadeUp())
+    document: dict[str, Any] = {
+        "question": "devices",
+        "base": {**BASE, "strategies": [{"kind": "continuous_batching", "ranks": 1}]},
+        "constraints": {"ttft_p99_s": 1e-9},
+    }
+    path = tmp_path / "plan.yaml"
+    path.write_text(yaml.safe_dump({**document, **({"over": over} if over else {})}), encoding="utf-8")
+    found = run(load_plan(path), jobs=1, progress=lambda doing, done, total: None).found
+    assert found.winners == [None]
+    assert [one.value for one in found.tried] == [2**i for i in range(len(found.tried))]

@@ -257,7 +257,7 @@ def _fewest(asked: Asked, benches: Benches, runner: Runner) -> Found:
 def _won(asked: Asked, group: list[Answered], on_devices: bool) -> tuple[list[Answered], Tried | None]:
     """Returns the answers of a group and the best of them, beside which stands the nearest smaller one."""
     holding = [one.best for one in group if one.best is not None]
-    ranks = [(_steps(asked, one, on_devices), tightness(asked, one), i) for i, one in enumerate(holding)]
+    ranks = [(_steps(asked, one), tightness(asked, one), i) for i, one in enumerate(holding)]
     winner = holding[min(ranks)[2]] if ranks else None
     if winner is None or asked.question != "devices" or not on_devices:
         return group, winner
@@ -278,10 +278,11 @@ def _nearest(group: Sequence[Answered], winner: Tried) -> Tried | None:
     return max(smaller, key=near, default=None)
 
 
-def _steps(asked: Asked, one: Tried, on_devices: bool) -> float:
+def _steps(asked: Asked, one: Tried) -> float:
+    # Where another field than devices is searched there is one way of running, and nothing to choose.
     if asked.question == "cost" and one.cost_per_hour is not None:
         return one.cost_per_hour
-    return float(one.point.case.axes.devices) if on_devices else float(one.value or 0.0)
+    return float(one.point.case.axes.devices)
 
 
 def _check_prices(asked: Asked, every: Sequence[Alternative]) -> None:
@@ -533,7 +534,6 @@ def pareto(tried: Sequence[Tried], wanted: Sequence[Objective]) -> list[Tried]:
         return any(
             all(a <= b for a, b in zip(other, values, strict=True)) and (other != values or i < place)
             for i, (_, other) in enumerate(full)
-            if i != place
         )
 
     return [one for place, (one, _) in enumerate(full) if not beaten(place)]
