@@ -25,6 +25,7 @@ from simcore.machine.machine import LawError, Machine, MismatchError, Overheads,
 from simcore.machine.trace import Trace
 from simcore.ops.op import Floor, Graph, Op, Price
 from simcore.planning import remote_runs
+from simcore.planning.alternatives import alternatives
 from simcore.planning.plan import Plan
 from simcore.planning.plan import run as answered
 from simcore.planning.points import Benches
@@ -612,3 +613,13 @@ def test_requests_are_what_a_router_counts() -> None:
     to = offer.router("least_loaded", [0, 1, 5], [100, 100, 100])
     sent = [list(to(Request(i, 0.0, 5, 1, 1))) for i in range(4)]
     assert sent == [[0], [1], [5], [0]]
+
+
+def test_a_grid_takes_fleets_whose_groups_differ_in_ranks(tmp_path: Path) -> None:
+    """What servers are, a fleet says: none is taken away to see whether it can run."""
+    path = tmp_path / "plan.yaml"
+    document = {"base": fleet(h200(), h100(2, ranks=2)), "question": "grid"}
+    path.write_text(yaml.safe_dump(document), encoding="utf-8")
+    asked = load_plan(path)
+    (only,) = alternatives(asked, Benches("x", 1), any_devices=False).every
+    assert (only.point.case.axes.devices, only.point.case.axes.ranks) == (5, None)

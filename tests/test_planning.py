@@ -20,12 +20,21 @@ from typer.testing import CliRunner
 
 from simcore import cli
 from simcore.input.files import InputError
+from simcore.planning import questions
 from simcore.planning import runs as planning_runs
-from simcore.planning.alternatives import Alternative, _faster, alternatives, at_load, fewest_servers
+from simcore.planning.alternatives import (
+    Alternative,
+    _faster,
+    alternatives,
+    at_load,
+    fewest_servers,
+    has_more,
+    with_load,
+)
 from simcore.planning.limits import LATENCY, Limit, limits, names, of_slo
 from simcore.planning.plan import Plan, run
 from simcore.planning.points import Benches, Point
-from simcore.planning.questions import Found, _left_out_early, _nearest, difference, pareto
+from simcore.planning.questions import Found, Tried, _left_out_early, _nearest, difference, pareto
 from simcore.planning.runs import Ask, Finished, Maker, Ran, Runner, simulated
 from simcore.planning.searches import (
     PAIRS,
@@ -296,6 +305,8 @@ def test_limits_go_by_what_is_better() -> None:
     found = limits({"ttft_p99_s": 0.5, "slo_attainment": 0.99, "max_kv_share": 0.9, "itl_p99.9_s": 0.1}, "x")
     assert [limit.at_most for limit in found] == [True, False, True, True]
     assert of_slo({"ttft_s": 0.5, "tpot_s": None, "e2e_s": 3.0}) == {"ttft_p99_s": 0.5, "e2e_p99_s": 3.0}
+    # A share has both ends.
+    assert [one.value for one in limits({"slo_attainment": 1.0, "max_kv_share": 0.0}, "x")] == [1.0, 0.0]
     with pytest.raises(InputError, match=r"x: ttft_p98_s: no such metric.*ttft_p9"):
         limits({"ttft_p98_s": 1.0}, "x")
 
@@ -650,6 +661,60 @@ def test_a_queue_that_grows_in_some_runs_fails_only_if_chance_does_not_do_so() -
 
         (found,) = drive([judge(point(1), [TTFT], Rule())], ran)
         assert (found.verdict, 3 < len(found.runs) <= 30) == (verdict, True)
+
+
+@pytest.mark.parametrize(("short", "of", "verdict"), [(1, 2, "holds"), (1, 3, "holds"), (2, 3, "fails")])
+def test_too_few_requests_in_most_runs_fail(short: int, of: int, verdict: str) -> None:
+    def ran(asks: Sequence[Ask]) -> list[Ran]:
+        return [Ran({TTFT.metric: 0.1}, short=ask.replica < short) for ask in asks]
+
+    (found,) = drive([judge(point(1), [TTFT], Rule(0.95, of), steady=True)], ran)
+    assert (found.verdict, len(found.runs)) == (verdict, of)
+
+
+@pytest.mark.parametrize(("growing", "verdict"), [(6, "holds"), (7, "unsure")])
+def test_a_queue_that_grows_in_few_runs_may_do_so_by_chance(growing: int, verdict: str) -> None:
+    """Of 21 fair coins 15 or more are heads in 3.9 % of all cases, and 14 or more in 9.5 %: one in twenty
+    lies between them. After the last look most runs decide."""
+    runs = [Ran({TTFT.metric: 0.1}, growing=i < growing) for i in range(21)]
+    assert judged_by(point(1), runs, [TTFT], Rule()) == verdict
+    assert judged_by(point(1), runs, [TTFT], Rule(most=21)) == "holds"
+
+
+def test_at_most_64_times_as_many_requests_are_taken_for_a_steady_state() -> None:
+    """As the documents say."""
+    ran = {}
+
+    def made(asks: Sequence[Ask]) -> list[Ran]:
+        ran.update({cast(Any, ask.point).times: None for ask in asks})
+        return [Ran({TTFT.metric: 0.1}, short=True) for _ in asks]
+
+    drive([highest(point, 1.0, [TTFT], Rule(), tolerance=0.02, between=(1.0, 1.0))], made)
+    assert list(ran) == [2**i for i in range(7)]
+
+
+def test_what_is_the_same_in_every_run_is_searched_by_one_run_of_each_point() -> None:
+    """Also in between, where above the edge there is no figure; a share that may be zero limits nothing."""
+    asked: list[Ask] = []
+
+    def at(number: float, times: int) -> Any:
+        return SimpleNamespace(number=number, times=times, same_in_every_run=True)
+
+    def ran(asks: Sequence[Ask]) -> list[Ran]:
+        asked.extend(asks)
+        late = [cast(Any, ask.point).number / 8.0 for ask in asks]
+        return [
+            Ran({TTFT.metric: x, "slo_attainment": 0.5})
+            if x <= 5.0 / 8.0
+            else Ran({}, fault="a law is broken")
+            for x in late
+        ]
+
+    limited = [TTFT, Limit("slo_attainment", 0.0, at_most=False)]
+    (found,) = drive([highest(at, 1.0, limited, Rule(), tolerance=0.05, between=(1e-3, 1e3))], ran)
+    assert found.holds is not None
+    assert 5.0 / 1.051 <= found.holds <= found.likely <= 5.0 * 1.05
+    assert {ask.replica for ask in asked} == {0}
 
 
 def test_requests_that_never_suffice_end_the_search() -> None:
@@ -1036,6 +1101,36 @@ def test_tenants_without_arrivals_of_their_own_go_by_the_load_of_all() -> None:
     assert _faster(None, 2.0) is None
 
 
+def test_a_longer_load_has_as_many_times_the_requests_and_the_span() -> None:
+    arrivals = {"kind": "poisson", "rate_per_s": 3.0, "span_intervals": 20.0}
+    lengths = {"prompt_tokens": CONSTANT, "output_tokens": CONSTANT}
+    workload = Workload.model_validate({"requests": 10, "arrivals": arrivals, **lengths})
+    for load, times in ((at_load(workload, 6.0), 1), (at_load(workload, 6.0, 3), 3)):
+        assert load.requests == [10 * times]
+        assert load.arrivals.span_intervals == 20.0 * times  # type: ignore[union-attr]
+        assert load.arrivals.rates == [6.0]  # type: ignore[union-attr]
+    benches = Benches("plan", 1)
+    (one,) = benches.points(serving())
+    axes = with_load(benches, Alternative(one, {}, {}), 50.0).case.axes
+    assert (axes.requests, axes.rate_per_s) == (60, 50.0)
+
+
+def test_a_trace_has_no_more_requests_not_even_beside_other_arrivals() -> None:
+    lengths = {"prompt_tokens": CONSTANT, "output_tokens": CONSTANT}
+    drawn = {"kind": "poisson", "rate_per_s": 1.0}
+
+    def more(arrivals: Any, *tenants: Any) -> bool:
+        own = [{"name": f"n{i}", "arrivals": each, **lengths} for i, each in enumerate(tenants)]
+        given = {"requests": 10, "arrivals": arrivals, "tenants": own} | ({} if own else lengths)
+        return has_more(Workload.model_validate(given))
+
+    of_tenants = {"kind": "of_tenants"}
+    assert more(drawn)
+    assert more(of_tenants, drawn, drawn)
+    assert not more(TRACE)
+    assert not more(of_tenants, drawn, TRACE)
+
+
 def test_difference_of_pairs_is_that_of_the_replicas() -> None:
     def of(values: Sequence[float]) -> Judged:
         return Judged(point(1), tuple(Ran({"x": value}) for value in values), "holds")
@@ -1258,16 +1353,70 @@ def test_servers_that_a_rule_keeps_are_the_fewest_that_are_tried(tmp_path: Path)
         planned(tmp_path, {"base": base, "question": "cost", "cost_per_hour": {"h200-sxm": 3.0}})
 
 
-def test_rules_that_keep_one_server_or_three_are_tried_beside_each_other(
+def test_rules_that_keep_few_servers_or_as_many_as_may_be_are_tried_beside_each_other(
     tmp_path: Path,
 ) -> None:
-    rule = {"kind": "open_requests", "target": 8, "min_servers": [1, 3], "start_s": 1}
+    rule = {"kind": "open_requests", "target": 8, "min_servers": [1, 3, 1024], "start_s": 1}
     strategy = {"kind": "continuous_batching", "ranks": 1}
     base = {**BASE, "autoscaling": [rule], "strategies": [strategy]}
     asked = load_plan(written(tmp_path, {"base": base, "question": "devices"}))
     found = alternatives(asked, Benches("plan", 1), any_devices=True)
-    assert [fewest_servers(one.point) for one in found.every] == [1, 3]
+    assert [fewest_servers(one.point) for one in found.every] == [1, 3, 1024]
     assert found.left_out == {}
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("strategies", None), ("strategies", 5), ("autoscaling", 5), ("autoscaling", "none")]
+)
+def test_a_scenario_that_cannot_be_read_is_one_line_where_devices_are_searched_too(
+    field: str, value: Any, tmp_path: Path
+) -> None:
+    base = {name: of for name, of in BASE.items() if name != field}
+    if value is not None:
+        base[field] = value
+    with pytest.raises(InputError, match=field):
+        planned(tmp_path, {"base": base, "question": "devices"})
+
+
+def test_a_field_is_searched_in_one_way_of_running_at_every_load(tmp_path: Path) -> None:
+    """One way at the first load, two at the second."""
+    ways = [{"kind": "continuous_batching", "ranks": 1, "token_budget": tokens} for tokens in (64, 2048)]
+    vary = {"strategies": [ways[:1], ways], "workload.arrivals.rate_per_s": [100.0, 200.0]}
+    asked = {"question": "devices", "over": "strategies.0.max_sequences", "vary": vary, "together": "zip"}
+    with pytest.raises(InputError, match="is searched in one way of running, not in several"):
+        planned(tmp_path, {"base": BASE, **asked})
+
+
+def test_a_closed_loop_among_other_loads_has_no_rate_to_be_highest(tmp_path: Path) -> None:
+    loads = [{"kind": "poisson", "rate_per_s": 100.0}, {"kind": "closed_loop", "clients": 4}]
+    asked = {"question": "grid", "objective": "highest_rate", "vary": {"workload.arrivals": loads}}
+    with pytest.raises(InputError, match="is highest_rate, and a closed loop has no rate"):
+        planned(tmp_path, {"base": BASE, **asked})
+
+
+def test_pairs_are_run_once_only_where_all_of_them_are_the_same_in_every_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else as often as two looks take."""
+    monkeypatch.setattr(questions, "with_load", lambda benches, one, value, times: one.point)
+    asked: Any = SimpleNamespace(rule=Rule(), whatif=SimpleNamespace(certainty=0.95))
+
+    def runs(*same: bool) -> set[int]:
+        case = SimpleNamespace(axes=SimpleNamespace(requests=10))
+        points: list[Any] = [SimpleNamespace(case=case, same_in_every_run=each) for each in same]
+        tried = [
+            Tried(cast(Alternative, SimpleNamespace(point=at)), Judged(at, (), "holds"), 1.0) for at in points
+        ]
+
+        def ran(asks: Sequence[Ask]) -> list[Ran]:
+            return [Ran({questions.PAIRED: 1.0 + ask.replica}) for ask in asks]
+
+        pairs = questions._pairs(asked, cast(Benches, None), tried[0], tried, cast(Runner, ran))
+        assert [pair.b.alternative for pair in pairs] == [one.alternative for one in tried[1:]]
+        return {len(one.judged.runs) for pair in pairs for one in (pair.a, pair.b)}
+
+    assert runs(True, True) == {1}
+    assert runs(False, False) == runs(True, False) == runs(False, True) == {Rule().looks[1]}
 
 
 def test_what_leaving_out_early_spared_is_never_less_than_nothing() -> None:

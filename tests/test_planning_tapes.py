@@ -393,3 +393,35 @@ def test_doublings_meet_the_greatest_number_that_is_tried(
     found = run(load_plan(path), jobs=1, progress=lambda doing, done, total: None).found
     assert found.winners == [None]
     assert [one.value for one in found.tried] == [2**i for i in range(len(found.tried))]
+
+
+def test_where_no_rate_holds_there_is_no_winner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SIMCORE_CACHE", "none")
+    monkeypatch.setattr(plans, "_maker", lambda *given: MadeUp())
+    path = tmp_path / "plan.yaml"
+    document = {"question": "rate", "base": {**BASE, "devices": 4}, "constraints": {"ttft_p99_s": 1e-9}}
+    path.write_text(yaml.safe_dump(document), encoding="utf-8")
+    plan = run(load_plan(path), jobs=1, progress=lambda doing, done, total: None)
+    assert plan.found.winners == [None]
+    assert [one.best for one in plan.found.groups[0]] == [None] * 4
+    assert plan.answer.startswith("Nothing that was tried keeps")
+
+
+def test_another_field_than_devices_may_need_thousands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Budgets(MadeUp):
+        """The latency is 1 s at 5,000 tokens, and less with more."""
+
+        def _ran(self, ask: Ask) -> Ran:
+            return Ran({"ttft_p99_s": 5000.0 / getattr(ask.point.case.strategy, "token_budget", [1])[0]})
+
+    monkeypatch.setenv("SIMCORE_CACHE", "none")
+    monkeypatch.setattr(plans, "_maker", lambda *given: Budgets())
+    path = tmp_path / "plan.yaml"
+    base = {**BASE, "strategies": [{"kind": "continuous_batching", "ranks": 1}]}
+    document = {"question": "devices", "over": "strategies.0.token_budget", "base": base}
+    path.write_text(yaml.safe_dump({**document, "constraints": {"ttft_p99_s": 1.0}}), encoding="utf-8")
+    (winner,) = run(load_plan(path), jobs=1, progress=lambda doing, done, total: None).found.winners
+    assert winner is not None
+    assert winner.value == 5000

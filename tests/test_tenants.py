@@ -494,6 +494,24 @@ def test_a_run_of_a_plan_has_every_figure_that_a_limit_may_name(tmp_path: Path) 
         assert ran.figures[f"tenant.chat.{name}"] is not None
 
 
+def test_each_tenant_has_percentiles_of_its_own_requests(tmp_path: Path) -> None:
+    """Answers of one token are there at once, those of 40 take 39 steps more."""
+    own = [
+        {"name": name, "share": 0.5, "prompt_tokens": lengths(10), "output_tokens": lengths(tokens)}
+        for name, tokens in (("brief", 1), ("long", 40))
+    ]
+    load = {"requests": 40, "arrivals": poisson(5), "tenants": own}
+    scenario = scenario_of(document(workload=load), "file", tmp_path)
+    assert isinstance(scenario, ServingScenario)
+    (point,) = Benches("file", 1).points(scenario)
+    figures = simulated(Ask(point, 0)).figures
+    brief, long = (
+        [figures[f"tenant.{name}.e2e_{percent}_s"] or 0.0 for percent in ("p50", "p99", "p99.9")]
+        for name in ("brief", "long")
+    )
+    assert 0.0 < brief[0] <= brief[1] <= brief[2] < long[0] <= long[1] <= long[2]
+
+
 def test_own_arrivals_are_searched_as_multiples_of_their_rates(trace: Document) -> None:
     own = [
         {"name": "a"},

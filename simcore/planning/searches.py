@@ -450,7 +450,7 @@ def _crossing(
     pairs = tried[low].runs
     shares = {
         value: _share(tried[value].runs, limits, pairs if looked.times[value] == looked.times[low] else ())
-        for value in sorted(tried)
+        for value in tried
         if value >= low
     }
     below = max((value for value, share in shares.items() if share < 0.0), default=low)
