@@ -236,6 +236,17 @@ def test_the_bound_of_two_values_is_students() -> None:
     assert upper([2.5, 2.5, 2.5], 3.0) == 2.5
 
 
+@pytest.mark.parametrize("values", [[1.0, 2.0, 3.0], [0.5, 0.6, 2.0, 2.1, 2.2], [-1.0, 0.0, 4.0]])
+def test_a_bound_has_the_unit_of_its_values(values: list[float]) -> None:
+    for unit in (0.25, 8.0, 1000.0):
+        assert upper([unit * x for x in values], 3.0) == pytest.approx(unit * upper(values, 3.0))
+
+
+def test_values_over_many_orders_have_no_bound() -> None:
+    """Logarithms 0 and 20: m = 10, v = 200, and a quantile of 5 gives exp(110 + 5 sqrt(100 + 20000))."""
+    assert cox_upper([1.0, np.exp(20.0)], 5.0) == inf
+
+
 def test_equal_values_are_not_skewed() -> None:
     assert skewness([2.0] * 5) == 0.0
     assert skewness([1.0, 2.0, 3.0]) == 0.0
@@ -309,6 +320,12 @@ def test_limits_go_by_what_is_better() -> None:
     assert [one.value for one in limits({"slo_attainment": 1.0, "max_kv_share": 0.0}, "x")] == [1.0, 0.0]
     with pytest.raises(InputError, match=r"x: ttft_p98_s: no such metric.*ttft_p9"):
         limits({"ttft_p98_s": 1.0}, "x")
+
+
+def test_metrics_are_listed_in_order() -> None:
+    every = names(["b", "a"])
+    assert every == [*names(), *sorted(name for name in every if name.startswith("tenant."))]
+    assert names() == sorted(names())
 
 
 def test_each_preset_names_known_metrics_and_its_source() -> None:
@@ -477,6 +494,9 @@ def test_a_search_ends_where_another_one_is_as_good() -> None:
     (found,) = drive([fewest(point, (1, 1000), [TTFT], Rule(), lambda: 20)], ran)
     assert (found.number, found.cut) == (None, 20)
     assert max(found.judged) == 19
+    (whole,) = drive([fewest(point, (1, 30), [TTFT], Rule(), lambda: 50)], ran)
+    assert (whole.number, whole.cut) == (None, None)
+    assert max(whole.judged) == 30
 
 
 def test_the_highest_rate_is_within_its_tolerance() -> None:
@@ -683,7 +703,7 @@ def test_a_queue_that_grows_in_few_runs_may_do_so_by_chance(growing: int, verdic
 
 def test_at_most_64_times_as_many_requests_are_taken_for_a_steady_state() -> None:
     """As the documents say."""
-    ran = {}
+    ran: dict[int, None] = {}
 
     def made(asks: Sequence[Ask]) -> list[Ran]:
         ran.update({cast(Any, ask.point).times: None for ask in asks})
@@ -764,6 +784,16 @@ def test_what_comes_nearer_to_its_limit_with_each_halving_is_halved_on() -> None
     (found,) = drive([highest(point, 1.0, [TTFT], Rule(), tolerance=0.02, between=(1e-6, 1e6))], ran)
     assert found.holds is not None
     assert found.holds == pytest.approx(2.0 ** -(log(1.005) / 0.0015), rel=0.02)
+
+
+def test_a_metric_that_is_zero_below_the_edge_is_halved_to_it() -> None:
+    """Of nothing there is no logarithm, and so no line to the edge."""
+    ran = answered(lambda number: 0.0 if number < 5.0 else 2.0)
+    (found,) = drive([highest(point, 1.0, [TTFT], Rule(), tolerance=0.02, between=(1e-6, 1e6))], ran)
+    assert found.holds is not None
+    assert found.fails is not None
+    assert found.holds < 5.0 <= found.fails <= found.holds * 1.021
+    assert found.holds <= found.likely <= found.fails
 
 
 def test_searches_side_by_side_find_what_they_find_alone() -> None:
@@ -1222,6 +1252,22 @@ def test_a_broken_store_is_made_again_and_none_is_no_fault(tmp_path: Path) -> No
     assert blocked.load(["a"]) == {}
 
 
+def test_a_store_that_cannot_be_made_again_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Broken:
+        def execute(self, words: str) -> None:
+            raise sqlite3.DatabaseError(words)
+
+        def close(self) -> None:
+            pass
+
+    monkeypatch.setattr(sqlite3, "connect", lambda path, timeout: Broken())
+    store = Store(tmp_path)
+    store.save("a", 1)
+    assert store.load(["a"]) == {}
+
+
 def test_a_store_makes_the_folders_above_it(tmp_path: Path) -> None:
     folder = tmp_path / "not" / "there"
     store = Store(folder)
@@ -1378,6 +1424,15 @@ def test_a_scenario_that_cannot_be_read_is_one_line_where_devices_are_searched_t
         planned(tmp_path, {"base": base, "question": "devices"})
 
 
+def test_ranks_that_have_no_small_multiple_in_common_are_tried_beside_each_other(tmp_path: Path) -> None:
+    """560 devices are the fewest that 5, 7 and 16 divide, of 1,024 that a scenario may have."""
+    base = {**BASE, "strategies": [{"kind": "continuous_batching", "ranks": [1, 5, 7, 16]}]}
+    asked = load_plan(written(tmp_path, {"base": base, "question": "devices"}))
+    found = alternatives(asked, Benches("plan", 1), any_devices=True)
+    assert [one.point.case.ranks for one in found.every] == [1]
+    assert sum(found.left_out.values()) == 3
+
+
 def test_a_field_is_searched_in_one_way_of_running_at_every_load(tmp_path: Path) -> None:
     """One way at the first load, two at the second."""
     ways = [{"kind": "continuous_batching", "ranks": 1, "token_budget": tokens} for tokens in (64, 2048)]
@@ -1399,9 +1454,9 @@ def test_pairs_are_run_once_only_where_all_of_them_are_the_same_in_every_run(
 ) -> None:
     """Else as often as two looks take."""
     monkeypatch.setattr(questions, "with_load", lambda benches, one, value, times: one.point)
-    asked: Any = SimpleNamespace(rule=Rule(), whatif=SimpleNamespace(certainty=0.95))
 
-    def runs(*same: bool) -> set[int]:
+    def runs(*same: bool, most: int = 30) -> set[int]:
+        asked: Any = SimpleNamespace(rule=Rule(most=most), whatif=SimpleNamespace(certainty=0.95))
         case = SimpleNamespace(axes=SimpleNamespace(requests=10))
         points: list[Any] = [SimpleNamespace(case=case, same_in_every_run=each) for each in same]
         tried = [
@@ -1416,7 +1471,8 @@ def test_pairs_are_run_once_only_where_all_of_them_are_the_same_in_every_run(
         return {len(one.judged.runs) for pair in pairs for one in (pair.a, pair.b)}
 
     assert runs(True, True) == {1}
-    assert runs(False, False) == runs(True, False) == runs(False, True) == {Rule().looks[1]}
+    assert runs(False, False) == runs(True, False) == runs(False, True) == {Rule(most=30).looks[1]}
+    assert runs(False, False, most=2) == {2}
 
 
 def test_what_leaving_out_early_spared_is_never_less_than_nothing() -> None:

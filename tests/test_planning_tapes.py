@@ -425,3 +425,18 @@ def test_another_field_than_devices_may_need_thousands(
     (winner,) = run(load_plan(path), jobs=1, progress=lambda doing, done, total: None).found.winners
     assert winner is not None
     assert winner.value == 5000
+
+
+def test_servers_too_large_for_the_devices_that_are_searched_leave_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SIMCORE_CACHE", "none")
+    monkeypatch.setattr(plans, "_maker", lambda *given: MadeUp())
+    path = tmp_path / "plan.yaml"
+    base = {**BASE, "strategies": [{"kind": "continuous_batching", "ranks": [1, 4]}]}
+    path.write_text(
+        yaml.safe_dump({"question": "devices", "between": [1, 3], "base": base}), encoding="utf-8"
+    )
+    plan = run(load_plan(path), jobs=1, progress=lambda doing, done, total: None)
+    assert {one.point.case.ranks for one in plan.found.tried} == {1}
+    assert plan.found.winners != [None]
