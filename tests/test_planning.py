@@ -788,8 +788,13 @@ def test_what_comes_nearer_to_its_limit_with_each_halving_is_halved_on() -> None
 
 def test_a_metric_that_is_zero_below_the_edge_is_halved_to_it() -> None:
     """Of nothing there is no logarithm, and so no line to the edge."""
-    ran = answered(lambda number: 0.0 if number < 5.0 else 2.0)
-    (found,) = drive([highest(point, 1.0, [TTFT], Rule(), tolerance=0.02, between=(1e-6, 1e6))], ran)
+
+    def figure(number: float) -> float:
+        assert number > 0.0, "no number at all"
+        return 0.0 if number < 5.0 else 2.0
+
+    search = highest(point, 1.0, [TTFT], Rule(), tolerance=0.02, between=(1e-6, 1e6))
+    (found,) = drive([search], answered(figure))
     assert found.holds is not None
     assert found.fails is not None
     assert found.holds < 5.0 <= found.fails <= found.holds * 1.021
