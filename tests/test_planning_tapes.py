@@ -440,3 +440,26 @@ def test_servers_too_large_for_the_devices_that_are_searched_leave_the_others(
     plan = run(load_plan(path), jobs=1, progress=lambda doing, done, total: None)
     assert {one.point.case.ranks for one in plan.found.tried} == {1}
     assert plan.found.winners != [None]
+
+
+@pytest.mark.parametrize(("power", "most_s", "end"), [(0.0, 1.0, 1e6), (0.01, 1e-9, 1e-6)])
+def test_rates_from_one_in_a_million_seconds_to_a_million_a_second_are_searched(
+    power: float, most_s: float, end: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where all hold, and where none does though each comes nearer."""
+
+    class Steady(MadeUp):
+        """A latency that is a power of the rate."""
+
+        def _ran(self, ask: Ask) -> Ran:
+            return Ran({"ttft_p99_s": 0.1 * (ask.point.case.axes.rate_per_s or 0.0) ** power})
+
+    monkeypatch.setenv("SIMCORE_CACHE", "none")
+    monkeypatch.setattr(plans, "_maker", lambda *given: Steady())
+    path = tmp_path / "plan.yaml"
+    base = {**BASE, "strategies": [{"kind": "continuous_batching", "ranks": 1}]}
+    document = {"question": "rate", "base": base, "constraints": {"ttft_p99_s": most_s}}
+    path.write_text(yaml.safe_dump(document), encoding="utf-8")
+    found = run(load_plan(path), jobs=1, progress=lambda doing, done, total: None).found
+    rates = [one.value for one in found.tried if one.value is not None]
+    assert (max(rates) if power == 0.0 else min(rates)) == end
