@@ -4,10 +4,15 @@ busy servers of constant load    lambda S      requests a second times seconds o
 open requests of constant load   lambda E2E    (Little)
 """
 
-from collections.abc import Sequence
-from dataclasses import fields, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import partial
+from heapq import heappop, heappush
+from itertools import count
 from math import ceil, inf
 from pathlib import Path
+from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,14 +23,17 @@ from simcore.machine.laws import digest
 from simcore.machine.machine import DeadlockError, Machine, Program
 from simcore.scenario import parse_scenario
 from simcore.sim.runs import span_by_span
-from simcore.studies.serving import laws
-from simcore.studies.serving.autoscaling import Fleet, Stint
-from simcore.studies.serving.replica import _held, figures_of
+from simcore.studies.columns import WHOLE_RUN
+from simcore.studies.serving import laws, scaler
+from simcore.studies.serving.autoscaling import ByOpenRequests, ByUtilisation, Fleet, Stint
+from simcore.studies.serving.offer import least_loaded
+from simcore.studies.serving.replica import _held, _of_servers_that_run, figures_of
 from simcore.studies.serving.runner import Bench, Case, Result
-from simcore.studies.serving.served import Floats
+from simcore.studies.serving.scaler import Scaler
+from simcore.studies.serving.served import Floats, served
 from simcore.studies.serving.study import cases, refusal
 from simcore.studies.serving.window import whole_run
-from simcore.workload.requests import REQUESTS
+from simcore.workload.requests import END, REQUESTS, Request
 from tests.test_serving import Document, bench, document, outcome, strategy, workload
 
 CLOSE = 1e-9
@@ -178,6 +186,188 @@ def test_servers_are_kept_for_as_long_as_asked(tmp_path: Path) -> None:
     assert last_s[3.0] - last_s[0.0] == pytest.approx(3.0, abs=0.5)
 
 
+# -- the scaler, against a plain reference -----------------------------------------------------------------
+
+
+@dataclass
+class Load:
+    """Requests by the times at which they come and how long each stays."""
+
+    times_s: list[float]
+    stays_s: list[float]
+
+
+def drawn_load(random: Random, longest_s: float, apart_s: float) -> Load:
+    """Three bursts; one request of each but the last stays very long."""
+    load, now_s = Load([], []), 0.3
+    for burst in range(3):
+        long = random.randrange(8) if burst < 2 else -1
+        for i in range(random.randint(8, 30)):
+            now_s += random.expovariate(1.0)
+            load.times_s.append(now_s)
+            load.stays_s.append(longest_s if i == long else random.expovariate(0.3))
+        now_s += random.uniform(0.5, 1.0) * apart_s
+    return load
+
+
+Stints = list[tuple[float, ...]]
+
+
+def scaled_by_hand(by: Any, servers: int, load: Load) -> tuple[Stints, list[int]]:
+    """The stints of servers, check by check with none left out, and the server of each request. Rates and
+    numbers are counted anew from the requests at every check."""
+    stints = [[i, 0.0, 0.0, inf, inf] for i in range(by.min_servers[0])]
+    on: list[int] = []
+    wanted: list[tuple[float, int]] = []
+    every_s, checked_s = by.check_s[0], 0.0
+
+    def ends_s(i: int) -> float:
+        return load.times_s[i] + load.stays_s[i]
+
+    def open_on(server: int, at_s: float) -> int:
+        return sum(of == server and ends_s(i) > at_s for i, of in enumerate(on))
+
+    def holding(at_s: float, ready: bool) -> list[list[float]]:
+        return [one for one in stints if one[3] == inf and (one[2] <= at_s) == ready]
+
+    def busy_s(server: int, from_s: float, to_s: float) -> float:
+        """Of the union of the times that its requests stay."""
+        mine = sorted((load.times_s[i], ends_s(i)) for i, of in enumerate(on) if of == server)
+        total_s, done_s = 0.0, from_s
+        for begin_s, end_s in mine:
+            total_s += max(0.0, min(end_s, to_s) - max(begin_s, done_s))
+            done_s = max(done_s, min(end_s, to_s))
+        return total_s
+
+    def stop(one: list[float], at_s: float) -> None:
+        mine = [ends_s(i) for i, of in enumerate(on) if of == one[0]]
+        one[3:] = [at_s, max([at_s, *mine])]
+
+    def check(at_s: float) -> None:
+        ready = [int(one[0]) for one in holding(at_s, True)]
+        if by.kind == "open_requests":
+            share = sum(open_on(server, at_s) for server in ready) / by.target[0]
+        else:
+            share = sum(busy_s(server, checked_s, at_s) for server in ready) / every_s / by.target[0]
+        wanted.append((at_s, ceil(share - 1e-9)))
+        kept = [n for then_s, n in wanted if then_s > at_s - by.keep_s[0] or then_s == at_s]
+        number = min(max([*kept, by.min_servers[0]]), servers)
+        starting = holding(at_s, False)
+        running = len(ready) + len(starting)
+        off = sorted({*range(servers)} - {int(one[0]) for one in stints if one[4] > at_s})
+        stints.extend([i, at_s, at_s + by.start_s[0], inf, inf] for i in off[: max(0, number - running)])
+        for _ in range(number, running):
+            if starting:
+                stop(starting.pop(), at_s)
+                continue
+            there = holding(at_s, True)
+            stop(min(there, key=lambda one: (open_on(int(one[0]), at_s), -one[0])), at_s)
+
+    for i, came_s in enumerate([*load.times_s, inf]):
+        while checked_s + every_s < came_s:
+            check(checked_s + every_s)
+            checked_s += every_s
+            if i == len(load.times_s) and max(map(ends_s, range(i))) <= checked_s:
+                return [tuple(one) for one in stints], on
+        free = {int(one[0]): open_on(int(one[0]), came_s) for one in holding(came_s, True)}
+        on.append(min(free, key=lambda server: (free[server], server)))
+    raise AssertionError
+
+
+class OnTheClock:
+    """A run without machines: sources feed their items in order of time, requests are answered when they have
+    stayed as long as they do, and a server's program ends once it has END and nothing open."""
+
+    def __init__(self, by: Any, servers: int, load: Load) -> None:
+        self.due: list[tuple[float, int, Callable[[], object]]] = []
+        self.number, self.load = count(), load
+        self.told, self.open_ = [False] * servers, [0] * servers
+        self.scaler = Scaler(self, by, range(servers), least_loaded)  # type: ignore[arg-type]
+        self.programs = [
+            self.scaler.program(SimpleNamespace(rank=rank), partial(self.serve, rank))
+            for rank in range(servers)
+        ]
+        self.requests = [Request(i, at_s, 9, 2, 2) for i, at_s in enumerate(load.times_s)]
+
+    def serve(self, rank: int) -> Any:
+        while self.open_[rank] or not self.told[rank]:
+            yield
+        self.told[rank] = False
+
+    def at(self, at_s: float, do: Callable[[], object]) -> None:
+        heappush(self.due, (at_s, next(self.number), do))
+
+    def feed(self, to: Any, inbox: str, items: Iterator[tuple[float, object]]) -> None:
+        def take(item: object) -> None:
+            self.deliver(to(item), item)
+            wait()
+
+        def wait() -> None:
+            if coming := next(items, None):
+                self.at(coming[0], partial(take, coming[1]))
+
+        wait()
+
+    def deliver(self, ranks: Sequence[int], item: object) -> None:
+        for rank in ranks:
+            if isinstance(item, Request):
+                item.instance = rank
+                self.open_[rank] += 1
+                ends_s = item.arrival_s + self.load.stays_s[item.id]
+                self.at(ends_s, partial(self.answer, item, ends_s))
+            else:
+                self.told[rank] = True
+            next(self.programs[rank], None)
+
+    def answer(self, request: Request, at_s: float) -> None:
+        self.open_[request.instance] -= 1
+        self.scaler.answered(request, at_s)
+        next(self.programs[request.instance], None)
+
+    def run(self) -> tuple[Stints, list[int]]:
+        for program in self.programs:
+            next(program)
+        coming = [(r.arrival_s, r) for r in self.requests]
+        self.feed(self.scaler, REQUESTS, iter([*coming, (coming[-1][0], END)]))
+        while self.due:
+            heappop(self.due)[2]()
+        stints = [tuple(getattr(one, f.name) for f in fields(Stint)) for one in self.scaler.stints]
+        return stints, [r.instance for r in self.requests]
+
+
+def by_open(target: float, start_s: float, **more: Any) -> ByOpenRequests:
+    return ByOpenRequests(kind="open_requests", target=[target], start_s=[start_s], check_s=[1.0], **more)
+
+
+def by_busy(target: float, start_s: float, **more: Any) -> ByUtilisation:
+    return ByUtilisation(kind="utilisation", target=[target], start_s=[start_s], check_s=[1.0], **more)
+
+
+@pytest.mark.parametrize(
+    ("by", "longest_s", "apart_s"),
+    [
+        (by_open(1.5, 2.5), 40.0, 30.0),
+        (by_open(1.0, 0.0, keep_s=[3.0]), 9.0, 9.0),
+        (by_busy(0.4, 3.2, min_servers=[2]), 20.0, 25.0),
+        (by_busy(0.6, 0.0, keep_s=[2.0]), 150.0, 300.0),
+        # The number is kept for longer than checks go on where nothing changes.
+        (by_open(1.0, 1.0, keep_s=[99.0]), 9.0, 400.0),
+    ],
+    ids=["open", "open and kept", "busy", "busy over a pause", "kept over a pause"],
+)
+@pytest.mark.parametrize("seed", range(3))
+def test_servers_start_and_stop_as_the_rule_says(
+    by: Any, longest_s: float, apart_s: float, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scaler, "QUIET", 40)
+    load = drawn_load(Random(seed), longest_s, apart_s)
+    stints, on = OnTheClock(by, 5, load).run()
+    expected, expected_on = scaled_by_hand(by, 5, load)
+    assert on == expected_on
+    assert stints == expected
+    assert len(stints) > 3
+
+
 # -- nothing is lost, and all is counted ------------------------------------------------------------------
 
 
@@ -324,6 +514,29 @@ def test_the_law_of_fleets_finds_what_breaks_it(tmp_path: Path) -> None:
     assert "is off" in broken(server=np.zeros(len(fleet.server)))
 
 
+def test_a_server_begins_again_once_it_is_off_each_time() -> None:
+    stints = [Stint(0, 0.0, 0.0, 1.0, 2.0), Stint(0, 3.0, 3.0, 4.0, 9.0), Stint(0, 5.0, 5.0)]
+    run = laws.Run(served([]), {}, 1.0, fleet=Fleet.of(1, stints))
+    assert list(laws.fleet(run)) == ["stint 2 begins before its server is off"]
+
+
+def test_a_mean_that_is_not_there_is_none_of_the_servers_that_run_either() -> None:
+    fleet, window = Fleet.of(2, [Stint(0, 0.0, 0.0)]), whole_run(served([]))
+    names = [f"{name}{of}" for name in ("utilisation", "mean_kv_share") for of in ("", WHOLE_RUN)]
+    for value, expected in ((None, None), (0.25, 0.5)):
+        found = _of_servers_that_run(dict.fromkeys(names, (value, "")), fleet, window, window)
+        assert found == dict.fromkeys(names, (expected, ""))
+
+
+def test_a_rule_is_called_by_what_is_not_as_by_default() -> None:
+    def said(**given: Any) -> str:
+        return ByOpenRequests(kind="open_requests", target=[2.0], **given).label()
+
+    assert said() == "autoscaled to 2 open requests"
+    assert said(start_s=[120.0], check_s=[20.0]).endswith("requests, 120 s to start, a check each 20 s")
+    assert said(min_servers=[2], keep_s=[1.0]).endswith("requests, at least 2, kept 1 s")
+
+
 def test_what_a_run_takes_of_its_devices_is_of_its_time_alone() -> None:
     """From its first arrival on, of two ranks a server: 8 of 12 server-seconds."""
     fleet = Fleet.of(2, [Stint(0, 0.0, 0.0), Stint(1, 4.0, 4.5, 5.5, 6.0)])
@@ -361,6 +574,8 @@ def test_means_of_a_fleet() -> None:
         (rule(check_s=0.0), "check_s"),
         (rule(start_s=-1.0), "start_s"),
         (rule(keep_s=1e6), r"keep_s: is 1e\+06; at most 10,000 check_s, 2500 s, are allowed"),
+        (rule(min_servers=[1, 5]), r"min_servers: is 5; 4 devices make 4 servers of 1 ranks at most"),
+        (rule(start_s=[1.0, 2501.0]), r"start_s: is 2501; at most 10,000 check_s, 2500 s, are allowed"),
         (rule(keep_s=1e6, check_s=[0.5, 40.0]), r"at most 10,000 check_s, 5000 s, are allowed"),
         (rule(starts=3), "starts"),
         ({"kind": "none", "target": 3}, "target"),
@@ -378,6 +593,11 @@ def test_the_fewest_servers_fit_on_the_fewest_devices() -> None:
     given = scaled(rule(min_servers=5)) | {"devices": [8, 4]}
     with pytest.raises(InputError, match="min_servers: is 5; 4 devices make 4 servers"):
         parse_scenario(given, "test")
+
+
+def test_a_start_may_take_ten_thousand_checks() -> None:
+    found: Any = parse_scenario(scaled(rule(start_s=2500.0)), "test")
+    assert found.rules[0].start_s == [2500.0]
 
 
 def test_a_rule_given_twice_is_refused() -> None:

@@ -106,10 +106,11 @@ class Scaler:
         server.open_requests -= 1
         self.shown[server.number] -= 1
         self.open_requests -= 1
+        # After a pause, busy is only the time since the check that would have been the last.
+        self._go_on(at_s)
         if not server.open_requests:
             server.busy_s += max(0.0, at_s - server.since_s)
             self._free(server, at_s)
-        self._go_on(at_s)
 
     # -- servers -----------------------------------------------------------------------------------
 
@@ -166,6 +167,9 @@ class Scaler:
         every_s = self.rule.check_s[0]
         self.check = max(self.check, floor(at_s / every_s))
         self.last_s = self.check * every_s
+        if self.wanted:
+            # What was wanted before a pause was wanted until its end.
+            self.wanted[-1] = self.last_s, self.wanted[-1][1]
         for server in self.servers:
             server.since_s = max(server.since_s, self.last_s)
         self.simulation.feed(self._check, REQUESTS, self._checks(every_s))
@@ -191,7 +195,6 @@ class Scaler:
             if not off:
                 break
             self._start(off[0], now_s, self.rule.start_s[0])
-        self._get_ready(now_s)
         stopped: list[int] = []
         for _ in range(number, running):
             if self.starting:
