@@ -3,13 +3,14 @@
 room = share of the memory - weights - activations - reserve
 """
 
+from dataclasses import replace
 from math import floor
 from typing import Any
 
 import pytest
 
 from simcore.input.files import InputError
-from simcore.studies.serving.kv_memory import Room
+from simcore.studies.serving.kv_memory import Room, ServerMemory
 from simcore.studies.serving.runner import Bench, Case
 from simcore.studies.serving.study import cases
 from tests.test_serving import bench, document, strategy, workload
@@ -87,3 +88,13 @@ def test_a_share_of_the_memory_and_blocks_that_are_given_go_before_the_rule() ->
     more = whole.limit * 16 * table.model(1).kv_bytes_per_token
     assert more - half == pytest.approx(0.4 * table.hardware.memory_bytes, rel=1e-4)
     assert room(*case_of("continuous_batching", 64, kv_blocks=77)).kv_tokens == 77 * 16
+
+
+def test_one_block_is_room_and_what_is_no_number_of_tokens_is_refused() -> None:
+    table, _ = case_of("continuous_batching", 64)
+    memory = ServerMemory(table.hardware, table.model(1), None, None, PROMPT, PROMPT + OUTPUT)
+    assert replace(memory, units=1).blocks(16, tokens=64, rows=64) == Room(1, PROMPT + OUTPUT, 16)
+    for name in ("block_tokens", "tokens", "rows"):
+        given: dict[str, Any] = {"block_tokens": 16, "tokens": 64, "rows": 64, name: 0}
+        with pytest.raises(ValueError, match=f"memory.blocks: {name} is 0; a whole number from 1 on"):
+            memory.blocks(**given)

@@ -430,6 +430,22 @@ def test_a_router_forgets_what_a_server_cannot_have_any_more() -> None:
     assert routed(choose, 1, 160, [1, 0]) == 0
 
 
+def test_a_router_remembers_where_a_prompt_begins() -> None:
+    """Of ten blocks the first two, as many as the server has room for; three of ten are a good part."""
+    choose = PrefixAware([2, 2])
+    assert routed(choose, 1, 160, [0, 1]) == 0
+    assert routed(choose, 1, 6 * 16, [1, 0]) == 0
+    assert routed(choose, 1, 7 * 16, [1, 0]) == 1
+    choose = PrefixAware([3, 3])
+    assert routed(choose, 1, 48, [0, 1]) == 0
+    assert routed(choose, 1, 160, [1, 0]) == 0
+
+
+def test_prompts_of_less_than_a_block_go_to_the_least_loaded() -> None:
+    choose = PrefixAware([10] * 3)
+    assert [routed(choose, 1, 15, loads) for loads in ([2, 1, 1], [0, 0, 0], [200, 100, 99])] == [1, 0, 2]
+
+
 def test_a_router_that_knows_prefixes_keeps_sessions_where_they_are() -> None:
     load, shares = sessions(120, 10.0, shared_prefix_tokens=0), {}
     for routing in ("prefix_aware", "least_loaded", "round_robin"):
@@ -445,7 +461,10 @@ def test_a_router_that_knows_prefixes_keeps_sessions_where_they_are() -> None:
 
 def test_all_routers_are_made_by_name() -> None:
     for routing in ("prefix_aware", "least_loaded", "round_robin"):
-        assert list(router(routing, [0, 4], [100, 100])(Request(0, 0.0, 5, 1, 1))) == [0]
+        to, request = router(routing, [0, 4], [100, 100]), Request(0, 0.0, 5, 1, 1)
+        assert (list(to(request)), to.open_requests) == ([0], [1, 0])
+        to.answered(request, 1.0)
+        assert to.open_requests == [0, 0]
 
 
 # -- what a user sees ------------------------------------------------------------------------------------

@@ -426,6 +426,7 @@ def test_all_rejected() -> None:
     assert (found["rejected"][0], found["completed"][0], found["duration_s"][0]) == (3.0, 0.0, 0.0)
     columns = levels(case.served, case.steps, kv_limit=KV_LIMIT, servers=2)
     assert {name: column.tolist() for name, column in columns.items()} == {name: [0.0] for name in columns}
+    assert found["max_kv_share"][0] == 0.0
     assert laws.violations(case.run()) == {}
 
 
@@ -446,6 +447,10 @@ def test_no_duration_and_no_requests() -> None:
     assert found["e2e_p50_s"][0] == found["duration_s"][0] == found["max_batch"][0] == 0.0
     assert levels(case.served, case.steps, kv_limit=1, servers=1)["tokens"].tolist() == [2.0]
     assert laws.violations(case.run()) == {}
+    # Nor where the clock begins, where nothing is left to rounding.
+    begin = Case([Request(0, 0.0, 7, 2, 2, 0.0, 0.0, 0.0)], Journal(), 1)
+    begin.journal.step(0, 0.0, 0.0, 1, 1, 1, 7, 1, 0, 1)
+    assert laws.violations(begin.run()) == {}
     none = Case([], Journal(), 1)
     assert set(none.figures()) == NAMES
     assert {len(c) for c in levels(none.served, none.steps, kv_limit=1, servers=1).values()} == {0}
@@ -468,6 +473,8 @@ def test_the_interval_over_replicas_is_students() -> None:
     assert over_replicas(replicas[:1] * 4)["a_s"] == (11.0, 11.0, 11.0)
     assert over_replicas([]) == {}
     assert over_replicas([{"a_s": (value, "s")} for value in (0.0, 1.0)])["a_s"][1] == 0.0
+    either = over_replicas([{"a": (value, "")} for value in (-1.0, 1.0)])["a"]
+    assert either == (0.0, close(-12.706204736174698), close(12.706204736174698))
 
 
 # -- laws ------------------------------------------------------------------------------------------------
@@ -685,3 +692,19 @@ def test_the_message_of_a_broken_law_names_the_first_and_counts_the_rest() -> No
     text = "causality: request 0 has its scheduled_s before its arrival_s; .*request 2 .*and 6 more"
     with pytest.raises(LawError, match=text):
         laws.enforce(case.run())
+    assert "more" not in " ".join(laws.causality(Case(case.requests[:3], case.journal, 1).run()))
+
+
+def test_the_one_that_was_overtaken_is_named() -> None:
+    """Of four that come one a second, the third is scheduled after the fourth, but not after the first."""
+    times = [(0.0, 5.0), (1.0, 6.0), (2.0, 8.0), (3.0, 7.0)]
+    case = Case([Request(i, at, 7, 1, 1, s, 9.0, 9.0) for i, (at, s) in enumerate(times)], Journal(), 1)
+    assert list(laws.in_turn(case.run())) == ["request 2 was scheduled after one that came later"]
+
+
+def test_kv_in_shares_of_what_servers_hold_is_at_most_what_was_held() -> None:
+    case = Case([Request(0, 0.0, 7, 2, 2, 0.0, 1.0, 2.0)], Journal(), 1)
+    case.journal.step(0, 1.0, 2.0, 1, 1, 1, 7, 1, 0, 0.25, 0.5)  # type: ignore[arg-type]
+    found = figures(case.served, case.steps, kv_limit=1.0, servers=1, slo=None)
+    assert found["max_kv_share"][0] == 0.5
+    assert laws.violations(replace(case.run(), kv_limit=1.0)) == {}

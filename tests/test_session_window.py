@@ -56,6 +56,16 @@ def test_where_no_session_opens_after_the_first_have_ended_the_run_is_unrated() 
     window = steady(of, opens=opens)
     assert (window.whole, window.unrated) == (ENDED_LATE, True)
     assert window.came.all()
+    # One request is not offered at a rate.
+    for turns in (1, 2):
+        of, opens = talks(turns, 1, 1.0, 1.0)
+        assert (steady(of, opens=opens).whole, steady(of, opens=opens).unrated) == (ENDED_LATE, turns > 1)
+
+
+def test_a_turn_that_comes_just_as_the_warm_up_ends_is_measured() -> None:
+    """The tenth of a hundred sessions, one a second, is over after 10 s, when the eleventh opens."""
+    turns = [Request(i, float(i), 9, 2, 2, float(i), i + 0.5, i + 1.0) for i in range(100)]
+    assert steady(served(turns), 0.1, opens=np.ones(100, np.bool_)).begin_s == 10.0
 
 
 def test_sessions_that_open_faster_than_they_are_answered_are_growing() -> None:

@@ -346,7 +346,7 @@ def test_what_has_ended_is_not_stopped_and_what_cannot_stop_goes_on() -> None:
     assert stopped == ["now"]
 
 
-@pytest.mark.parametrize("count", [2, 99, 100, 150, 199, 200, 250, 399, 400])
+@pytest.mark.parametrize("count", [2, 99, 100, 102, 150, 199, 200, 202, 250, 399, 400])
 def test_the_requests_beyond_a_percentile_are_counted_by_its_rank(count: int) -> None:
     """Of 0, 1, ... n - 1 those above their p99."""
     values = np.arange(count)
@@ -407,7 +407,7 @@ def test_hits_of_a_paper_name_their_task_and_threshold(draw: str) -> None:
     assert "from" not in _rate_hits(0.5, draw, 8, [0], None).text
 
 
-@pytest.mark.parametrize(("percent", "enough"), [(99, 1000), (90, 100)])
+@pytest.mark.parametrize(("percent", "enough"), [(99, 1000), (90, 100), (97, 334)])
 def test_ten_requests_beyond_a_percentile_are_enough(percent: int, enough: int) -> None:
     found: Any = [SimpleNamespace(measured=(count, 2 * count)) for count in (enough - 1, enough)]
     assert slowest(found[0], percent).startswith("the slowest")

@@ -12,6 +12,7 @@ from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ from simcore.studies.columns import WHOLE_RUN
 from simcore.studies.common import Outcome
 from simcore.studies.published import compare
 from simcore.studies.serving import certainty
-from simcore.studies.serving.figures import WINDOWED, both, figures
+from simcore.studies.serving.figures import WINDOWED, both, figures, steps_in
 from simcore.studies.serving.published import ServingPublished
 from simcore.studies.serving.served import Floats, Served, served
 from simcore.studies.serving.window import (
@@ -104,6 +105,7 @@ def test_a_share_of_the_requests_that_is_not_whole_is_rounded_up(count: int, war
     """One a second, each answered within half of one: the window begins with the next that comes."""
     case = queue(np.arange(float(count)), np.full(count, 0.5))
     assert steady(case.served, 0.1).begin_s == float(warm)
+    assert steady(case.served, 0.0).begin_s == 0.0
 
 
 # -- laws ------------------------------------------------------------------------------------------------
@@ -203,6 +205,9 @@ def test_a_growing_queue_is_noticed(load: float, low: float, high: float) -> Non
     [
         # Of 900 requests: rises of more than 9, and of more than 1.1 times the root of 1 + 45.
         ((1.0, 23.0, 45.0), True),
+        # Of few that wait a rise of little more than 9 is enough, and of 126 one of 12.4.
+        ((0.0, 10.0, 20.0), True),
+        ((50.0, 63.0, 76.0), True),
         # More than 9, but not more than numbers of 226 vary.
         ((100.0, 113.0, 126.0), False),
         # More than numbers of 14 vary, but less than a hundredth of the requests.
@@ -221,6 +226,16 @@ def test_a_queue_grows_where_it_rises_twice_by_more_than_chance(
     waits_s = 10.0 * np.repeat(waiting, 300)
     served = replace(case.served, scheduled_s=arrival_s + waits_s, finish_s=arrival_s + waits_s + 1e-3)
     assert _grows(served, 0.0, 9000.0, 900) is grows
+
+
+@pytest.mark.parametrize(("each", "grows"), [(3, False), (4, True)])
+def test_a_rise_of_as_much_as_a_hundredth_is_not_yet_one(each: int, grows: bool) -> None:
+    """Of 300 requests; so many wait through the second third of 3000 s, twice as many through the last."""
+    begun_s = np.repeat([2000.0, 3000.0], [each, 2 * each])
+    waiting = [
+        Request(i, at_s - 1000.0, 9, 1, 1, at_s, at_s, at_s) for i, at_s in enumerate(begun_s.tolist())
+    ]
+    assert _grows(served(waiting), 0.0, 3000.0, 300) is grows
 
 
 @slow
@@ -266,6 +281,9 @@ def test_a_closed_loop_is_warm_once_each_client_has_its_first_answer() -> None:
     assert (bool(half.whole), half.begin_s) == (False, 40.0)
     late = steady(closed_loop(100, 2, 5.0), clients=150)
     assert late.whole == NO_ANSWERS
+    assert not late.unrated
+    # Of fewer than 20 the number is the reason.
+    assert [steady(closed_loop(n, 1, 5.0), clients=n).whole for n in (19, 20)] == [TOO_FEW, NO_ANSWERS]
 
 
 def test_short_runs_are_measured_whole_and_have_no_goodput() -> None:
@@ -277,6 +295,23 @@ def test_short_runs_are_measured_whole_and_have_no_goodput() -> None:
         assert (run["goodput_per_s"] is None) == (count > 1)
         assert run["goodput_per_s_whole_run"] is not None
         assert all(run[name] == run[name + WHOLE_RUN] for name in WINDOWED if name != "goodput_per_s")
+
+
+@pytest.mark.parametrize(("count", "whole"), [(23, TOO_FEW), (24, "")])
+def test_as_many_requests_as_are_needed_are_a_window(count: int, whole: str) -> None:
+    """One a second, each answered at once: without the three of the warm-up and the last one, 19 come, or 20
+    are enough."""
+    window = steady(queue(np.arange(float(count)), np.full(count, 0.01)).served, 2.1 / count)
+    assert (window.whole, bool(window.unrated)) == (whole, bool(whole))
+    assert window.came.sum() == (count if whole else 20)
+
+
+def test_every_gap_between_tokens_is_in_one_of_several_windows() -> None:
+    """A step that begins where one window ends and the next begins is in the next."""
+    steps = mm1(0.8, 40, 3).steps
+    edges = [0.0, *steps["start_s"][[7, 20, 31]].tolist(), 1e9]
+    for count, low_s, high_s in zip((7, 13, 11, 9), edges[:-1], edges[1:], strict=True):
+        assert len(steps_in(steps, Window(low_s, high_s, np.ones(0, np.bool_)))["start_s"]) == count
 
 
 def test_a_batch_that_is_there_at_once_has_no_steady_state() -> None:
@@ -511,6 +546,59 @@ def test_few_requests_for_a_percentile_are_told() -> None:
     assert row.low <= row.value <= row.high
 
 
+def run_of(*measured: int, name: str = "A", growing: bool = False, **of_window: Any) -> Any:
+    """What warnings look at of a case: so many requests measured in each replica."""
+    window = SimpleNamespace(**{"whole": "", "unrated": False, "growing": growing, **of_window})
+    return SimpleNamespace(name=name, measured=measured, windows=[window] * len(measured))
+
+
+def warned(*found: Any) -> list[str]:
+    return certainty.warnings(found, lambda one: f"Case {one.name}")
+
+
+def test_a_warning_says_in_which_cases_and_of_how_many() -> None:
+    fine = run_of(5000)
+    assert warned(fine) == []
+    grows = [run_of(5000, name=name, growing=True) for name in "BCD"]
+    one, two, four = (
+        [re.search(r"in [^(]*\(case [^)]*\)", text).group() for text in warned(*found)]  # type: ignore[union-attr]
+        for found in (grows[:1], [*grows[:1], fine], [fine, *grows])
+    )
+    assert one == ["in this case (case B)"]
+    assert two == ["in 1 of 2 cases (case B)"]
+    assert four == ["in 3 of 4 cases (case B; case C; 1 more)"]
+    late, unrated = (run_of(5000, name="E", whole=TOO_FEW, unrated=unrated) for unrated in (False, True))
+    (text,) = warned(fine, late)
+    assert text.startswith(f"no steady state in 1 of 2 cases (case E): {TOO_FEW}; figures are of the whole")
+    assert [", and goodput is left out" in warned(each)[0] for each in (late, unrated)] == [False, True]
+
+
+def test_a_warning_of_few_requests_is_of_the_case_and_the_replica_with_the_fewest() -> None:
+    """Ten beyond p95 are 200 requests, ten beyond p90 are 100."""
+    for count, weak in ((199, "p95 and p99"), (200, "p99"), (999, "p99"), (99, "p90, p95 and p99")):
+        (text,) = warned(run_of(5000), run_of(count + 7), run_of(count), run_of(count + 90))
+        assert text.startswith(f"too few requests for {weak} in ")
+        assert f" of {count} requests; 1,000 that are measured make it firm" in text
+    assert warned(run_of(1000)) == []
+    (text,) = warned(run_of(400, 150, 0))
+    assert "the slowest 2 of 150 requests of each replica; 1,000 in each replica that" in text
+    (text,) = warned(run_of(1))
+    assert "p99 rests on a single request; 1,000 that are measured" in text
+
+
+def test_the_tenants_with_too_few_requests_are_named() -> None:
+    def few(**counts: float) -> list[str]:
+        replica = {f"tenant.{name}.window_requests": (count, "") for name, count in counts.items()}
+        found: Any = [SimpleNamespace(replicas=[replica])]
+        return certainty.few_of_tenants(found, counts)
+
+    assert few(a=1000.0, b=2000.0) == []
+    (text,) = few(a=1000.0, b=999.0)
+    assert ": b 999 are measured; 1,000 make it firm" in text
+    (text,) = few(a=1.0, b=2.0, c=1000.0, d=3.0)
+    assert ": a 1, b 2 and 1 more are measured" in text
+
+
 @pytest.mark.usefixtures("without_report")
 def test_the_terminal_has_p99_tpot(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "x.yaml"
@@ -557,3 +645,5 @@ def test_seconds_that_are_milliseconds_are_warned_of(tmp_path: Path) -> None:
 
 def test_whole_run_takes_any_run() -> None:
     assert whole_run(served([])).length_s == 0.0
+    window = whole_run(mm1(0.8, 30, 1).served)
+    assert (window.growing, window.unrated, bool(window.whole)) == (False, False, True)

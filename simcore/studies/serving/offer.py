@@ -70,7 +70,7 @@ class PrefixAware:
         blocks = request.prompt_tokens // ROUTER_BLOCK
         names = list(identities(request, 0, blocks, ROUTER_BLOCK))
         matched = [sum(1 for _ in takewhile(sent.__contains__, names)) for sent in self.sent]
-        chosen = self._chosen(matched, max(1, blocks), open_requests)
+        chosen = self._chosen(matched, blocks, open_requests)
         self._remember(self.sent[chosen], names, self.most[chosen])
         return chosen
 
