@@ -571,6 +571,9 @@ BAD: list[tuple[Document, str]] = [
     ({"fleets": [[h200(10**9)]]}, "fleets[0][0].servers: is 1000000000"),
     ({"fleets": [[h200(ranks=0)]]}, "fleets[0][0].ranks: is 0"),
     ({"fleets": [[h200(1000, ranks=2)]]}, "fleets[0]: makes 2,000 devices; at most 1,024"),
+    ({"fleets": [[h200([1, 1000], ranks=2)]]}, "fleets[0]: makes 2,000 devices"),  # type: ignore[arg-type]
+    ({"fleets": [[h200(1000, ranks=[1, 2])]]}, "fleets[0]: makes 2,000 devices"),
+    ({"fleets": [[h200(1000), h100(25)]]}, "fleets[0]: makes 1,025 devices"),
     ({"fleets": [3 * [h200(list(range(1, 101)))]]}, "fleets: make over 20,000"),  # type: ignore[arg-type]
     ({"fleets": [[{"device": "h20-sxm"}]]}, "fleets[0][0].device: unknown device 'h20-sxm'; did"),
     ({"fleets": [[h200()], [h100(), {"device": "h20"}]]}, "fleets[1][1].device: unknown device 'h20'"),
@@ -591,6 +594,11 @@ BAD: list[tuple[Document, str]] = [
     ({"autoscaling": {"kind": "open_requests", "target": 2}}, "autoscaling: cannot be given with fleets"),
     ({"strategies": [strategy("continuous_batching", ranks=2)]}, "strategies[0].ranks: is 2; with fleets"),
 ]
+
+
+def test_a_fleet_may_have_as_many_devices_as_a_scenario() -> None:
+    found: Any = parse_scenario(fleet(h200(1000), h100(24)), "x")
+    assert sum(group.devices for group in found.fleets[0]) == 1024
 
 
 @pytest.mark.parametrize(("changes", "says"), BAD)

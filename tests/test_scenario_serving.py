@@ -579,6 +579,15 @@ def test_faults_between_fields_and_odd_ones(changes: list[tuple[str, Any]], says
     assert complaint(changed(*changes)).startswith(says)
 
 
+def test_as_many_runs_and_requests_as_allowed_are_accepted() -> None:
+    """Two devices, four workloads and ten variants are 80 runs a replica; 250 replicas of 50,000 requests."""
+    assert parsed(("replicas", 250), ("workload.requests", 50_000)).replicas == 250
+    more = complaint(changed(("replicas", 251), ("workload.requests", 1)))
+    assert more.startswith("strategies: make 20,080 runs")
+    more = complaint(changed(("replicas", 250), ("workload.requests", 50_001)))
+    assert more.startswith("workload.requests: makes 1,000,020,000 requests in 20,000 runs")
+
+
 def test_lists_of_many_values_are_counted_not_multiplied_out() -> None:
     long = [float(n) for n in range(1, 3001)]
     document = changed(

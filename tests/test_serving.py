@@ -32,6 +32,7 @@ from simcore.models.served_decoder import decode_sizes, step_sizes
 from simcore.ops.op import Graph
 from simcore.scenario import load_scenario, parse_scenario, resolved
 from simcore.sim.graph_pricer import GraphPricer
+from simcore.sim.tape import record
 from simcore.studies.common import Outcome, Row, ServingAxes
 from simcore.studies.one_device import DeviceStudy
 from simcore.studies.published import read_figures
@@ -615,6 +616,24 @@ def test_a_tape_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert [path.name for path in tmp_path.iterdir()] == ["scenario.yaml"]
 
 
+def test_a_tape_has_each_way_once_with_the_first_requests_of_the_first_replica() -> None:
+    load = workload(6, {"kind": "poisson", "rate_per_s": [30.0, 60.0]}, (20, 400), (3, 40))
+    table = bench(document(workload=load, strategies=[strategy("temporal_fusion")]))
+    first_, second = (table.draw(next(cases(table)), i).prompt_tokens[:4].tolist() for i in range(2))
+    assert first_ != second
+    inboxes = []
+
+    def noted(program: Any, *, mesh: Any, inbox: Any) -> Any:
+        inboxes.append([(request.arrival_s, request.prompt_tokens) for request in inbox])
+        return record(program, mesh=mesh, inbox=inbox)
+
+    lines = serving_study.tape(table, noted)
+    assert [line for line in lines if line.startswith("#")] == [
+        "# temporal fusion, 8 slots, 4 requests at once"
+    ]
+    assert inboxes == [[(0.0, tokens) for tokens in first_]]
+
+
 ASKED_FOR = ("arrival_s", "prompt_tokens", "output_tokens")
 
 
@@ -688,6 +707,17 @@ def test_least_loaded_spares_the_server_that_is_busy(tmp_path: Path, kind: str) 
     for routing, counts in (("least_loaded", {0: 1, 1: 19}), ("round_robin", {0: 10, 1: 10})):
         given = document(devices=2, routing=routing, workload=load, strategies=[strategy(kind)])
         assert Counter(served(given).instance.tolist()) == counts
+
+
+@pytest.mark.parametrize("kind", OF_ANY_LENGTH)
+def test_clients_of_a_closed_loop_go_to_the_server_with_the_fewest_open_requests(kind: str) -> None:
+    loop = {"kind": "closed_loop", "clients": 7, "think_s": 0.013}
+    given = document(devices=3, workload=workload(60, loop, 50, (1, 200)), strategies=[strategy(kind, 3)])
+    done = served(given)
+    for i in np.argsort(done.arrival_s, kind="stable").tolist()[7:]:
+        there = (done.arrival_s < done.arrival_s[i]) & (done.finish_s > done.arrival_s[i])
+        loads = np.bincount(done.instance[there], minlength=3)
+        assert loads[done.instance[i]] == loads.min()
 
 
 @pytest.mark.parametrize("kind", STRATEGIES)
@@ -764,6 +794,40 @@ def test_speedup_is_the_ratio_of_durations() -> None:
             axes = {"strategy": kind, "devices": devices}
             ratio = theirs / value(found, "duration_s", **axes)
             assert value(found, "speedup", **axes) == pytest.approx(ratio)
+
+
+def test_rows_and_tables_say_what_they_are_of() -> None:
+    ways = [strategy("continuous_batching"), strategy("concurrent_instances")]
+    load = workload(6, None, (1, 400), (2, 60))
+    for replicas in (1, 2):
+        found = outcome(document(workload=load, strategies=ways, replicas=replicas))
+        over = "one replica" if replicas == 1 else "95 % interval over 2 replicas"
+        for row in found.rows:
+            if row.metric not in ("kv_tokens", "speedup"):
+                assert row.source == (over if row.value is not None else "there is none")
+        room = figure(found, "kv_tokens", strategy="continuous_batching")
+        assert (room.low, room.high) == ((None, None) if replicas == 1 else (room.value, room.value))
+        assert found.baseline == "concurrent instances, up to 8"
+        table = found.tables["requests.parquet"]
+        assert set(np.asarray(table["replica"]).tolist()) == {0}
+        assert "group" not in table
+        # Lengths in the axes are those of the requests in the table.
+        for axis, column in (("prompt_mean", "prompt_tokens"), ("output_mean", "output_tokens")):
+            (mean,) = set(np.asarray(table[axis]).tolist())
+            assert mean == pytest.approx(np.mean(table[column]))
+        assert set(np.asarray(table["rate_per_s"]).tolist()) == {30.0}
+    alone = outcome(document(workload=workload(6, {"kind": "closed_loop", "clients": 2})))
+    assert np.isnan(np.asarray(alone.tables["requests.parquet"]["rate_per_s"], float)).all()
+    assert alone.baseline == ""
+
+
+def test_where_nothing_is_served_there_is_no_speedup() -> None:
+    """A block holds no prompt of 100 tokens, a slot does."""
+    ways = [strategy("continuous_batching"), strategy("concurrent_instances", 1)]
+    found = outcome(document(strategies=ways, kv_blocks=1))
+    assert value(found, "rejected", strategy="continuous_batching") == 12.0
+    assert figure(found, "speedup", strategy="continuous_batching").value is None
+    assert value(found, "speedup", strategy="concurrent_instances") == 1.0
 
 
 @pytest.mark.parametrize("rate_per_s", first(1, [500.0, 1.0]))
@@ -1139,3 +1203,44 @@ def test_a_real_machine_is_told_how_many_tokens_a_run_may_hold(monkeypatch: pyte
     with pytest.raises(InterruptedError):
         table.run(case, 0)
     assert told == [{"kv_tokens": 7 * (90 + 9)}]
+
+
+@pytest.mark.parametrize(
+    ("arrivals", "load"),
+    [
+        ({"kind": "poisson", "rate_per_s": 30.0}, "30 requests/s"),
+        ({"kind": "closed_loop", "clients": 2}, "closed loop"),
+    ],
+)
+def test_a_run_is_titled_by_its_load(arrivals: Document, load: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = bench(document(workload=workload(7, arrivals)))
+    told: list[str] = []
+    start = table.hardware.start
+
+    def noted(setup: Any) -> Any:
+        told.append(setup.title)
+        return start(setup)
+
+    monkeypatch.setattr(table, "hardware", replace(table.hardware, start=noted))
+    result = table.run(next(cases(table)), 0, most=3)
+    assert told == [f"continuous batching, 2,048 tokens a step, {load}, 7 requests"]
+    # Of its seven requests the first three were asked for.
+    assert result.served.id.tolist() == [0, 1, 2]
+
+
+def test_ways_that_keep_the_order_of_arrival_are_held_to_it() -> None:
+    ways = [*map(strategy, STRATEGIES), strategy("continuous_batching", order="shortest_first")]
+    each = {case.axes.label: case.strategy.in_turn for case in cases(bench(document(strategies=ways)))}
+    assert list(each.values()) == [True] * 5 + [False]
+
+
+def test_prices_of_a_run_have_what_the_profile_takes_as_free() -> None:
+    table = bench(document())
+    asked: list[tuple[Any, ...]] = []
+
+    def price(*arguments: Any) -> Any:
+        asked.append(arguments)
+        return table.hardware.price(*arguments)
+
+    replace(table, hardware=replace(table.hardware, price=price), prices={}, groups={}).price(1, "value")
+    assert asked == [(1, None, True)]

@@ -117,6 +117,26 @@ def test_terminal_and_report_name_sessions(tmp_path: Path, capsys: pytest.Captur
     assert "8\u00a0requests/s" not in page
 
 
+@pytest.mark.parametrize(
+    ("arrivals", "windows"),
+    [({"kind": "poisson", "rate_per_s": 30.0}, 1), ({"kind": "closed_loop", "clients": 3}, 3)],
+)
+def test_ends_of_prices_share_a_window_where_arrivals_do_not_depend_on_answers(
+    arrivals: dict[str, Any], windows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Any] = []
+    figures = study.figures_of
+
+    def noted(bench: Any, result: Any, case: Any, window: Any) -> Any:
+        seen.append(window)
+        return figures(bench, result, case, window)
+
+    monkeypatch.setattr(study, "figures_of", noted)
+    outcome(document(workload=workload(60, arrivals), price_interval=True))
+    assert [window.whole for window in seen] == [""] * 3
+    assert len({id(window) for window in seen}) == windows
+
+
 @pytest.mark.thorough
 def test_the_ends_of_prices_have_windows_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """At other prices answers come at other times, and the turns after them too."""

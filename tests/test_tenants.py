@@ -427,6 +427,18 @@ def test_each_request_is_judged_by_its_tenants_slo() -> None:
     assert described["tenant.chat.ttft_p99_s"].endswith("99th percentile, of tenant chat")
 
 
+def test_what_all_tenants_are_promised_alike_is_promised_to_all() -> None:
+    def common(*slos: Document, **own: Any) -> Document:
+        tenants = [{"name": f"t{i}", "slo": slo} for i, slo in enumerate(slos)]
+        table = bench(document(workload=workload(9, tenants=tenants), **own))
+        return dict(table.scenario.common_slo)
+
+    nothing = {"ttft_s": None, "tpot_s": None, "e2e_s": None}
+    assert common({"ttft_s": 1.0, "e2e_s": 3.0}, {"ttft_s": 2.0, "e2e_s": 3.0}) == {**nothing, "e2e_s": 3.0}
+    assert common({"ttft_s": 1.0}, {"tpot_s": 1.0}) == nothing
+    assert common(slo={"tpot_s": 0.5}) == {**nothing, "tpot_s": 0.5}
+
+
 def test_a_request_takes_as_long_in_whichever_tenant_it_is() -> None:
     plain = only(document(workload=workload(60, output=(2, 40))))[1].served
     named = workload(60, output=(2, 40), tenants=[{**A, "share": 0.5}, B])
