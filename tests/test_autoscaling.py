@@ -547,6 +547,7 @@ def test_what_a_run_takes_of_its_devices_is_of_its_time_alone() -> None:
     assert found["mean_servers"] == pytest.approx(8.0 / 6.0)
     assert (found["max_servers"], found["server_starts"]) == (2.0, 1.0)
     assert _held(fleet, 2.0, 2.0, 2)["device_time_saved"][0] is None
+    assert _held(fleet, 2.0, 2.25, 2)["device_time_saved"][0] == 0.5
 
 
 def test_means_of_a_fleet() -> None:
@@ -559,6 +560,11 @@ def test_means_of_a_fleet() -> None:
     # What begins or ends just there was there.
     assert (fleet.most(0.0, 2.0), fleet.most(6.0, 9.0), fleet.starts(0.0, 2.0)) == (2.0, 2.0, 1)
     assert Fleet.fixed(3).mean(0.1, 0.7) == 3.0
+    # Whoever is there from the begin to the end counts as one, whatever rounding does to a sum of times.
+    for number, end_s in ((6, 1.1), (7, 0.4)):
+        assert Fleet.fixed(number).mean(0.0, end_s) == number
+        until = Fleet.of(number, [Stint(i, 0.0, 0.0, end_s, end_s) for i in range(number)])
+        assert until.mean(0.0, end_s) == number
 
 
 @pytest.mark.parametrize(
@@ -577,6 +583,7 @@ def test_means_of_a_fleet() -> None:
         (rule(min_servers=[1, 5]), r"min_servers: is 5; 4 devices make 4 servers of 1 ranks at most"),
         (rule(start_s=[1.0, 2501.0]), r"start_s: is 2501; at most 10,000 check_s, 2500 s, are allowed"),
         (rule(keep_s=1e6, check_s=[0.5, 40.0]), r"at most 10,000 check_s, 5000 s, are allowed"),
+        (rule(keep_s=6e3, check_s=[0.5, 40.0]), r"keep_s: is 6000; at most 10,000 check_s, 5000 s, are"),
         (rule(starts=3), "starts"),
         ({"kind": "none", "target": 3}, "target"),
     ],

@@ -601,6 +601,17 @@ def test_a_fleet_may_have_as_many_devices_as_a_scenario() -> None:
     assert sum(group.devices for group in found.fleets[0]) == 1024
 
 
+def test_a_scenario_may_have_as_many_fleets_as_runs() -> None:
+    """A hundred numbers of servers of one kind by two hundred of another."""
+    for most, allowed in ((200, True), (201, False)):
+        given = fleet(h200([*range(1, 101)]), h100([*range(1, most + 1)]))  # type: ignore[arg-type]
+        if allowed:
+            parse_scenario(given, "x")
+        else:
+            with pytest.raises(InputError, match="fleets: make over 20,000 fleets"):
+                parse_scenario(given, "x")
+
+
 @pytest.mark.parametrize(("changes", "says"), BAD)
 def test_each_fault_of_a_fleet_is_one_line(changes: Document, says: str) -> None:
     with pytest.raises(InputError) as error:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from simcore.input.files import InputError
-from simcore.studies.serving.kv_memory import Room, ServerMemory
+from simcore.studies.serving.kv_memory import KvMemory, Room, ServerMemory, room_bytes
 from simcore.studies.serving.runner import Bench, Case
 from simcore.studies.serving.study import cases
 from tests.test_serving import bench, document, strategy, workload
@@ -98,3 +98,10 @@ def test_one_block_is_room_and_what_is_no_number_of_tokens_is_refused() -> None:
         given: dict[str, Any] = {"block_tokens": 16, "tokens": 64, "rows": 64, name: 0}
         with pytest.raises(ValueError, match=f"memory.blocks: {name} is 0; a whole number from 1 on"):
             memory.blocks(**given)
+
+
+def test_without_room_for_activations_all_that_weights_leave_is_room() -> None:
+    table, _ = case_of("continuous_batching", 64)
+    left = table.hardware.memory_bytes - table.model(1).weight_bytes
+    rule = KvMemory(share=1.0, peak="none")
+    assert room_bytes(rule, 1.0, table.hardware, table.model(1), 64, 64) == left

@@ -32,6 +32,7 @@ from simcore.models.served_decoder import decode_sizes, step_sizes
 from simcore.ops.op import Graph
 from simcore.scenario import load_scenario, parse_scenario, resolved
 from simcore.sim.graph_pricer import GraphPricer
+from simcore.sim.runs import span_by_span
 from simcore.sim.tape import record
 from simcore.studies.common import Outcome, Row, ServingAxes
 from simcore.studies.one_device import DeviceStudy
@@ -838,6 +839,8 @@ def test_prices_at_both_ends_bracket_the_value(rate_per_s: float) -> None:
     found = outcome(given)
     bracketed = [row for row in found.rows if row.metric.endswith("_by_prices")]
     assert {row.axes.strategy for row in bracketed} == set(STRATEGIES)
+    assert list(found.sources) == sorted(found.sources)
+    assert len(found.sources) > 1
     for row in bracketed:
         assert row.low is not None
         assert row.high is not None
@@ -1244,3 +1247,48 @@ def test_prices_of_a_run_have_what_the_profile_takes_as_free() -> None:
 
     replace(table, hardware=replace(table.hardware, price=price), prices={}, groups={}).price(1, "value")
     assert asked == [(1, None, True)]
+
+
+def test_runs_at_both_ends_of_prices_are_of_few_requests_unless_asked_for() -> None:
+    def ends(requests: int, asked: bool | None) -> tuple[str, ...]:
+        table = bench(document(workload=workload(requests), price_interval=asked))
+        return serving_study._ends(table, next(cases(table)))
+
+    both = ("low", "high")
+    assert [ends(5000, None), ends(5001, None)] == [both, ()]
+    assert [ends(5001, True), ends(5, False)] == [both, ()]
+    table = bench(document(price_interval=True))
+    real = replace(table, hardware=replace(table.hardware, start=span_by_span))
+    assert serving_study._ends(real, next(cases(real))) == ()
+
+
+def test_the_first_run_with_each_set_of_prices_is_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Longer runs are not made at the ends of prices: the first that is brings prices of its own."""
+    shared: list[tuple[int, int]] = []
+    in_processes = serving_study.in_processes
+
+    def noted(work: Any, count: int, jobs: int, done: Any) -> Any:
+        shared.append((count, jobs))
+        return in_processes(work, count, 1, done)
+
+    monkeypatch.setattr(serving_study, "in_processes", noted)
+    monkeypatch.setattr(serving_study, "MOST_AT_ENDS", 8)
+    for requests, replicas, first_ones in (
+        ([12], 3, 1),
+        ([12, 6], 1, 2),
+        ([6, 12], 2, 1),
+        ([12, 6, 5], 1, 2),
+    ):
+        table = bench(document(workload=workload(requests), replicas=replicas, price_interval=None))  # type: ignore[arg-type]
+        table = replace(table, hardware=replace(table.hardware, jobs=5))
+        serving_study._all_found(table, list(cases(table)), lambda done, of: None)
+        rest = len(requests) * replicas - first_ones
+        assert shared[-2:] == [(first_ones, 1), (rest, 5)]
+
+
+def test_device_time_by_source_is_summed_over_replicas() -> None:
+    table = bench(document(replicas=2))
+    (case,) = cases(table)
+    (found,) = serving_study._all_found(table, [case], lambda done, of: None)
+    each = [table.run(case, replica).trace.rows.sources for replica in range(2)]
+    assert found.sources == {name: pytest.approx(sum(of[name] for of in each)) for name in each[0]}

@@ -708,3 +708,26 @@ def test_kv_in_shares_of_what_servers_hold_is_at_most_what_was_held() -> None:
     found = figures(case.served, case.steps, kv_limit=1.0, servers=1, slo=None)
     assert found["max_kv_share"][0] == 0.5
     assert laws.violations(replace(case.run(), kv_limit=1.0)) == {}
+
+
+def test_a_step_may_hold_no_kv_at_all() -> None:
+    case = Case([Request(0, 0.0, 7, 1, 1, 0.0, 1.0, 1.0)], Journal(), 1)
+    case.journal.step(0, 0.0, 1.0, 1, 0, 1, 7, 1, 0, 0, 0)
+    assert laws.violations(case.run()) == {}
+
+
+def test_late_on_the_clock_rounding_is_that_of_the_clock() -> None:
+    """Half a year on, the next number of seconds is 2e-9 later."""
+    begin_s, end_s = 1.6e7, 1.6e7 + 1e-3
+    case = Case([Request(0, begin_s, 7, 2, 2, begin_s, begin_s, end_s)], Journal(), 1)
+    case.journal.step(0, begin_s, begin_s, 1, 0, 1, 7, 1, 0, 1)
+    case.journal.step(0, begin_s, math.nextafter(end_s, math.inf), 1, 1, 1, 0, 0, 0, 1)
+    assert laws.violations(case.run()) == {}
+
+
+def test_the_last_token_of_a_prompt_is_never_taken_from_a_cache() -> None:
+    case = Case([Request(0, 0.0, 7, 1, 1, 0.0, 1.0, 1.0)], Journal(), 1)
+    case.journal.step(0, 0.0, 1.0, 1, 0, 1, 7, 1, 0, 1)
+    for cached, broken in ((-1, True), (0, False), (6, False), (7, True), (8, True)):
+        case.requests[0].cached_prompt_tokens = cached
+        assert ("reuse" in laws.violations(case.run())) is broken

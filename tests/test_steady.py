@@ -306,6 +306,13 @@ def test_as_many_requests_as_are_needed_are_a_window(count: int, whole: str) -> 
     assert window.came.sum() == (count if whole else 20)
 
 
+@pytest.mark.parametrize(("takes_s", "whole"), [(23.0, ""), (23.5, TOO_SHORT)])
+def test_a_window_may_be_as_short_as_a_request_is_served(takes_s: float, whole: str) -> None:
+    """Of 23 s, without a warm-up: the last of 24 requests comes then."""
+    alike = [Request(i, float(i), 9, 1, 1, float(i), i + takes_s, i + takes_s) for i in range(24)]
+    assert steady(served(alike), 0.0).whole == whole
+
+
 def test_every_gap_between_tokens_is_in_one_of_several_windows() -> None:
     """A step that begins where one window ends and the next begins is in the next."""
     steps = mm1(0.8, 40, 3).steps
@@ -567,6 +574,13 @@ def test_a_warning_says_in_which_cases_and_of_how_many() -> None:
     assert one == ["in this case (case B)"]
     assert two == ["in 1 of 2 cases (case B)"]
     assert four == ["in 3 of 4 cases (case B; case C; 1 more)"]
+    for growing, warns in ((1, False), (2, True)):
+        some = run_of(5000, 5000, 5000)
+        some.windows = [*grows[0].windows * growing, *fine.windows * (3 - growing)]
+        assert bool(warned(some)) is warns
+    half = run_of(5000, 5000)
+    half.windows = [*grows[0].windows, *fine.windows]
+    assert warned(half) == []
     late, unrated = (run_of(5000, name="E", whole=TOO_FEW, unrated=unrated) for unrated in (False, True))
     (text,) = warned(fine, late)
     assert text.startswith(f"no steady state in 1 of 2 cases (case E): {TOO_FEW}; figures are of the whole")
@@ -588,15 +602,18 @@ def test_a_warning_of_few_requests_is_of_the_case_and_the_replica_with_the_fewes
 
 def test_the_tenants_with_too_few_requests_are_named() -> None:
     def few(**counts: float) -> list[str]:
-        replica = {f"tenant.{name}.window_requests": (count, "") for name, count in counts.items()}
-        found: Any = [SimpleNamespace(replicas=[replica])]
+        fewer, more = (
+            {f"tenant.{name}.window_requests": (times * count, "") for name, count in counts.items()}
+            for times in (1.0, 2.0)
+        )
+        found: Any = [SimpleNamespace(replicas=[more, fewer]), SimpleNamespace(replicas=[more])]
         return certainty.few_of_tenants(found, counts)
 
     assert few(a=1000.0, b=2000.0) == []
     (text,) = few(a=1000.0, b=999.0)
     assert ": b 999 are measured; 1,000 make it firm" in text
-    (text,) = few(a=1.0, b=2.0, c=1000.0, d=3.0)
-    assert ": a 1, b 2 and 1 more are measured" in text
+    (text,) = few(a=1.0, b=0.0, c=1000.0, d=3.0)
+    assert ": a 1, b 0 and 1 more are measured" in text
 
 
 @pytest.mark.usefixtures("without_report")

@@ -429,7 +429,7 @@ def test_each_request_is_judged_by_its_tenants_slo() -> None:
 
 def test_what_all_tenants_are_promised_alike_is_promised_to_all() -> None:
     def common(*slos: Document, **own: Any) -> Document:
-        tenants = [{"name": f"t{i}", "slo": slo} for i, slo in enumerate(slos)]
+        tenants = [{"name": f"t{i}", "slo": slo, "share": 0.5} for i, slo in enumerate(slos)]
         table = bench(document(workload=workload(9, tenants=tenants), **own))
         return dict(table.scenario.common_slo)
 
