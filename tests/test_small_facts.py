@@ -32,7 +32,7 @@ from simcore.sim.simulation import Simulation
 from simcore.sim.tape import one_second, record
 from simcore.studies.decode.cases import _rate_hits, label_of
 from simcore.studies.decode.speculation import CountHits, LayerHits, RateHits
-from simcore.studies.serving.certainty import slowest
+from simcore.studies.serving.certainty import needed, slowest
 from simcore.studies.serving.laws import _before
 from simcore.studies.serving.published import _same
 from simcore.studies.tiling import study
@@ -412,6 +412,11 @@ def test_ten_requests_beyond_a_percentile_are_enough(percent: int, enough: int) 
     found: Any = [SimpleNamespace(measured=(count, 2 * count)) for count in (enough - 1, enough)]
     assert slowest(found[0], percent).startswith("the slowest")
     assert slowest(found[1], percent) == ""
+
+
+def test_a_thousandth_beyond_takes_ten_thousand_requests() -> None:
+    """Though 100 - 99.9 is a little less than a tenth."""
+    assert needed(99.9) == 10_000
 
 
 def test_spans_and_rows_share_the_limit_of_a_trace(tmp_path: Path) -> None:

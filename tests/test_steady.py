@@ -662,5 +662,6 @@ def test_seconds_that_are_milliseconds_are_warned_of(tmp_path: Path) -> None:
 
 def test_whole_run_takes_any_run() -> None:
     assert whole_run(served([])).length_s == 0.0
+    assert not steady(served([])).unrated
     window = whole_run(mm1(0.8, 30, 1).served)
     assert (window.growing, window.unrated, bool(window.whole)) == (False, False, True)

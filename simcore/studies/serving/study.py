@@ -62,7 +62,7 @@ def cases(bench: Bench) -> Iterator[Case]:
                     name += f", {point.clients:,} client{'s' if point.clients > 1 else ''}"
                 if rule is not None:
                     name += f", {rule.label()}"
-                each = zip(bench.fleet, own, strict=True) if bench.fleet else ()
+                each = zip(bench.fleet, own, strict=True)
                 groups = tuple(_of_group(point, drawn, group, mine) for group, mine in each)
                 axes = _axes(point, drawn, name, variant)
                 if bench.fleet:
