@@ -178,6 +178,13 @@ def test_labels_name_the_engine_and_what_is_unusual() -> None:
     assert label(plain) == "continuous batching, 2,048 tokens a step, 1 step ahead, TP2"
 
 
+@pytest.mark.parametrize("engine", engine_names())
+def test_nothing_is_unusual_that_an_engine_has_on_some_device(engine: str) -> None:
+    for usual in load_engine(engine).anywhere:
+        said = label(usual.model_copy(update={"engine": engine}))
+        assert said == f"{engine}, {usual.token_budget[0]:,} tokens a step, up to {usual.max_sequences[0]}"
+
+
 @slow
 def test_prompts_that_all_differ_are_served_the_same_whether_kept_or_not() -> None:
     bench = bench_of({"engine": "vllm-0.19"}, {"engine": "vllm-0.19", "prefix_caching": False})

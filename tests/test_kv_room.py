@@ -105,3 +105,25 @@ def test_without_room_for_activations_all_that_weights_leave_is_room() -> None:
     left = table.hardware.memory_bytes - table.model(1).weight_bytes
     rule = KvMemory(share=1.0, peak="none")
     assert room_bytes(rule, 1.0, table.hardware, table.model(1), 64, 64) == left
+
+
+@pytest.mark.parametrize("share_of", ["total", "free", "rest"])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_what_a_driver_and_libraries_take_depends_on_whether_there_are_several_ranks(
+    share_of: Any, ranks: int
+) -> None:
+    table, _ = case_of("continuous_batching", 64)
+    total, model = table.hardware.memory_bytes, table.model(ranks)
+    rule = KvMemory(
+        share_of=share_of, peak="none", driver_bytes=1e9, group_driver_bytes=3e9,
+        reserve_bytes=2e8, group_reserve_bytes=5e8,
+    )  # fmt: skip
+    driver, taken = (1e9, model.weight_bytes + 2e8) if ranks == 1 else (3e9, model.weight_bytes + 5e8)
+    expected = {
+        "total": 0.5 * total - taken,
+        "free": 0.5 * (total - driver) - taken,
+        "rest": 0.5 * (total - driver - taken),
+    }
+    assert room_bytes(rule, 0.5, table.hardware, model, 64, 64) == pytest.approx(
+        expected[share_of], rel=1e-12
+    )

@@ -472,7 +472,10 @@ def test_all_routers_are_made_by_name() -> None:
 
 def test_the_share_is_shown_where_prefixes_are_cached_only() -> None:
     load = {**workload(20), "distinct_prompts": 4}
-    found = outcome(document(workload=load, strategies=[strategy("continuous_batching", 64), caching()]))
+    ways = [strategy("continuous_batching", 64), caching()]
+    slots = outcome(document(workload=load, strategies=[strategy("temporal_fusion")]))
+    assert "prefix_hit_share" not in {row.metric for row in slots.rows}
+    found = outcome(document(workload=load, strategies=ways))
     shares = [row for row in found.rows if row.metric == "prefix_hit_share"]
     assert [row.axes.label.split(", ")[-1] for row in shares] == ["prefix caching"]
     # 16 of 20 prompts of 100 tokens come again: 6 whole blocks of each.
