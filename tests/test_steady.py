@@ -514,7 +514,7 @@ def test_a_growing_queue_is_warned_of() -> None:
 # -- percentiles -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("count", [1, 2, 30, 59, 100, 367, 400, 2000])
+@pytest.mark.parametrize("count", [1, 2, 6, 30, 59, 100, 367, 400, 2000])
 @pytest.mark.parametrize("percent", [50, 90, 95, 99])
 def test_intervals_of_percentiles_are_those_of_the_binomial(count: int, percent: int) -> None:
     values = np.random.default_rng(count).permutation(np.arange(1.0, count + 1.0))
@@ -574,6 +574,7 @@ def test_a_warning_says_in_which_cases_and_of_how_many() -> None:
     assert one == ["in this case (case B)"]
     assert two == ["in 1 of 2 cases (case B)"]
     assert four == ["in 3 of 4 cases (case B; case C; 1 more)"]
+    assert "in 2 of 2 cases (case B; case C)" in warned(*grows[:2])[0]
     for growing, warns in ((1, False), (2, True)):
         some = run_of(5000, 5000, 5000)
         some.windows = [*grows[0].windows * growing, *fine.windows * (3 - growing)]
@@ -594,8 +595,9 @@ def test_a_warning_of_few_requests_is_of_the_case_and_the_replica_with_the_fewes
         assert text.startswith(f"too few requests for {weak} in ")
         assert f" of {count} requests; 1,000 that are measured make it firm" in text
     assert warned(run_of(1000)) == []
-    (text,) = warned(run_of(400, 150, 0))
-    assert "the slowest 2 of 150 requests of each replica; 1,000 in each replica that" in text
+    for of in ((400, 150), (400, 150, 0)):
+        (text,) = warned(run_of(*of))
+        assert "the slowest 2 of 150 requests of each replica; 1,000 in each replica that" in text
     (text,) = warned(run_of(1))
     assert "p99 rests on a single request; 1,000 that are measured" in text
 
