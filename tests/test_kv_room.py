@@ -95,7 +95,7 @@ def test_one_block_is_room_and_five_slots_are_five_and_what_is_no_number_of_toke
     memory = ServerMemory(table.hardware, table.model(1), None, None, PROMPT, PROMPT + OUTPUT)
     assert replace(memory, units=1).blocks(16, tokens=64, rows=64) == Room(1, PROMPT + OUTPUT, 16)
     assert replace(memory, units=5).slots(5) == Room(5, PROMPT + OUTPUT)
-    with pytest.raises(InputError, match="6 slots of 3,500 tokens do not fit .*; 5 do"):
+    with pytest.raises(InputError, match=r"6 slots of 3,500 tokens do not fit .*; 5 do"):
         replace(memory, units=5).slots(6)
     for name in ("block_tokens", "tokens", "rows"):
         given: dict[str, Any] = {"block_tokens": 16, "tokens": 64, "rows": 64, name: 0}
