@@ -100,6 +100,7 @@ def test_a_poisson_process_given_its_span_ends_there_and_is_uniform_in_between()
     assert found[0] == 0.0
     assert found[-1] == 175.0
     assert stats.kstest(found[1:-1] / 175.0, "uniform").pvalue > 1e-3
+    assert times(draw(workload(arrivals, requests=2), 1, 0)).tolist() == [0.0, 175.0]
 
 
 @pytest.mark.parametrize("kind", ["poisson", "gamma", "constant"])
@@ -318,6 +319,7 @@ def test_requests_limits_a_trace_to_its_first_ones(azure: dict[str, Any]) -> Non
     drawn = draw(workload(azure, requests=3), 0, 0)
     assert drawn.prompt_tokens.tolist() == [4808, 3180, 110]
     assert (drawn.left_out, drawn.max_tokens) == (0, 27)
+    assert len(draw(workload(azure, requests=4), 0, 0).prompt_tokens) == 4
     assert "workload.requests: 5, but" in complaint(workload(azure, requests=5))
 
 

@@ -1,6 +1,7 @@
 """Figures from traces against the same program run anew, and against what an op says of itself."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from math import prod
 from random import Random
 
@@ -9,13 +10,15 @@ import pytest
 from simcore.machine.machine import Machine, Overheads, Program
 from simcore.machine.metrics import (
     PathPiece,
+    Token,
+    assumed_free,
     critical_path,
     exposed_communication_s,
     interval,
     price_shares,
     tokens,
 )
-from simcore.machine.trace import Cause, Mark, Span, Trace
+from simcore.machine.trace import Cause, Mark, PricedOp, Span, Trace, distinct
 from simcore.ops import op as ops
 from simcore.ops.op import Graph, Op, Price, Publication, SourceKind
 from simcore.sim.simulation import Simulation
@@ -198,6 +201,76 @@ def test_shares_of_prices_are_of_the_seconds_that_each_source_gave() -> None:
     assert list(found) == sorted(found)
     assert found == pytest.approx({"measured": 5 / 15, "roofline": 2 / 15, "published": 8 / 15})
     assert price_shares(Trace()) == {}
+    free = of_ops([("a", 0.0, "assumed")])
+    assert price_shares(Trace([free])) == {}
+
+
+def of_ops(
+    spelled: Sequence[tuple[str, float, SourceKind]], number: int = 0, early_s: float | None = None
+) -> Span:
+    """A span of ops of (name, seconds, source), whose prices go from half to three times the seconds, or to
+    four times in the spans after span 0."""
+    above = 4.0 if number else 3.0
+    ops = tuple(
+        PricedOp(toy(name, 0), Price(s, s / 2, s * above, source, "toy", early_s=early_s), 0.0)
+        for name, s, source in spelled
+    )
+    whole_s = sum(s for _, s, _ in spelled)
+    when = (0.0, 0.0, whole_s)
+    progress = ((0.0, 0.0), (whole_s, whole_s))
+    return Span(number, number, 0, "main", "g", "run", *when, Cause(None, 0.0), (), ops, progress)
+
+
+def test_what_is_assumed_to_take_no_time_is_named_and_nothing_else() -> None:
+    spelled: list[tuple[str, float, SourceKind]] = [
+        ("free", 0.0, "assumed"), ("assumed", 1.0, "assumed"), ("measured", 0.0, "measured")
+    ]  # fmt: skip
+    assert assumed_free(Trace([of_ops(spelled)])) == {"free"}
+    assert assumed_free(Trace([of_ops(spelled[1:2])])) == set()
+    assert assumed_free(Trace([of_ops(spelled[1:], early_s=0.0)])) == {"early part"}
+    assert assumed_free(Trace([of_ops(spelled[1:], early_s=0.5)])) == set()
+
+
+def test_an_op_with_several_prices_counts_with_the_interval_of_the_last() -> None:
+    """By name: one op of 1 s to 3 s in span 0, to 4 s in span 1; and twice in a span, 8 s to 10 s at last."""
+    token = Token(0, 0.0, 2.0, (("toy", "a", 0, 2.0),))
+    spans = [of_ops([("a", 1.0, "measured")], number) for number in range(2)]
+    assert interval(Trace(spans), token) == (1.0, 8.0)
+    assert interval(Trace(spans[::-1]), token) == (1.0, 6.0)
+    last = PricedOp(toy("a", 0), Price(8.0, 8.0, 10.0, "measured", "toy"), 0.0)
+    twice = replace(spans[0], ops=(*spans[0].ops, last))
+    assert interval(Trace([twice]), token) == (2.0, 2.5)
+
+
+def test_each_of_a_few_ops_is_seen_once() -> None:
+    one, other = of_ops([("a", 1.0, "measured"), ("b", 1.0, "measured")]).ops
+    assert list(distinct((one, one))) == [one]
+    assert list(distinct((other, one, other))) == [other, one]
+
+
+def test_a_path_has_no_piece_of_no_time() -> None:
+    """By hand: the host took no time after span 0, nor span 1; span 2 has an op of no time in its middle."""
+    spans = [
+        skipped(0, 0.0, 1.5, Cause(None, 0.0)),
+        skipped(1, 1.5, 1.5, Cause(0, 1.5, host=True)),
+        replace(
+            of_ops([("a", 1.0, "measured"), ("b", 0.0, "measured"), ("c", 2.0, "measured")], 2),
+            start_s=1.5, end_s=4.5, cause=Cause(1, 1.5), progress=((1.5, 0.0), (4.5, 3.0)),
+        ),
+    ]  # fmt: skip
+    mark = Mark(0, "token 0", 4.5, Cause(2, 4.5))
+    path = critical_path(Trace(spans, marks=[mark]), mark)
+    assert [(piece.name, piece.start_s, piece.end_s) for piece in path] == [
+        ("graph 0", 0.0, 1.5), ("a", 1.5, 2.5), ("c", 2.5, 4.5)
+    ]  # fmt: skip
+
+
+def test_of_marks_of_a_token_at_one_time_the_first_counts() -> None:
+    """Rank 0 skipped a graph until then, rank 1 stood idle."""
+    spans = [skipped(0, 0.0, 1.0, Cause(None, 0.0))]
+    marks = [Mark(0, "token 0", 1.0, Cause(0, 1.0)), Mark(1, "token 0", 1.0, Cause(None, 0.0))]
+    assert [t.by_kind() for t in tokens(Trace(spans, marks=marks))] == [{"gate": 1.0}]
+    assert [t.by_kind() for t in tokens(Trace(spans, marks=marks[::-1]))] == [{"idle": 1.0}]
 
 
 def test_ranks_of_a_mesh_are_all_of_them() -> None:

@@ -242,6 +242,7 @@ def test_a_session_ends_before_the_turn_that_no_context_holds() -> None:
     assert drawn(sessions(100, max_context_tokens=760)).longest_prompt <= 700
     with pytest.raises(InputError, match="turns: at most 1000 turns, got up to 1001"):
         drawn(sessions(100, turns={"kind": "constant", "value": 1001}))
+    assert len(drawn(sessions(100, turns={"kind": "constant", "value": 1000})).prompt_tokens) == 100
 
 
 @pytest.mark.parametrize("rate_per_s", [0.01, 5.0])

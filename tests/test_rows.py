@@ -86,6 +86,24 @@ def test_rows_may_be_off_by_rounding_alone(
     assert (laws.violations(changed) == {}) is holds
 
 
+def test_rows_may_be_off_by_rounding_however_late_in_a_run() -> None:
+    """After a day, of which doubles are good to 15 ps."""
+    day_s = 86400.0
+    rows = [
+        (float(i), 0.0, 0.0, 0.0, day_s, day_s + i, day_s + i, day_s + i + 1.0 + off, 1.0, 1.0, 1.0)
+        for i, off in enumerate((1e-8, -1e-8, 0.0))
+    ]
+    assert laws.violations(trace_of(rows)) == {}
+
+
+def test_a_row_is_held_to_the_one_before_it_and_not_to_the_first() -> None:
+    def follows(number: int, start_s: float, end_s: float) -> tuple[float, ...]:
+        return (float(number), 0.0, 0.0, 0.0, 0.0, 0.0, start_s, end_s, 0.0, 0.0, 1.0)
+
+    rows = [follows(0, 0.0, 1.0), follows(1, 1.0, 3.0), follows(2, 2.0, 4.0), follows(3, 4.0, 5.0)]
+    assert laws.violations(trace_of(rows)) == {"rows": ["launches 1 and 2 of one stream overlap"]}
+
+
 def test_streams_of_one_number_on_two_ranks_are_two() -> None:
     rows = [list(values) for values in GOOD]
     rows[3][ROW.index("stream")] = 1.0

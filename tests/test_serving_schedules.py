@@ -281,6 +281,24 @@ def test_the_hosts_time_is_in_all_times() -> None:
     assert alone_each.rows("start_s", "end_s") == [(0.3125, 0.9375), (0.9375, 1.6875), (1.6875, 2.6875)]
 
 
+def test_who_is_there_when_a_batch_ends_is_read_at_once() -> None:
+    """The host reads a message in half a second. The first batch ends at 3.5; B and C are read until 4.5, and
+    D, who comes at 4, beside the second batch."""
+    spelled = requests((0.0, 3), (2.0, 1), (3.0, 1), (4.0, 1))
+    run = serve(dynamic(0.0), spelled, overheads=Overheads(message_s=0.5), end_after_s=9.0)
+    assert [r.scheduled_s for r in run.requests] == [0.5, 4.5, 4.5, 5.5]
+
+
+def test_a_window_that_is_over_waits_for_nobody() -> None:
+    """A is read at 0.5 and B, who has come, at 1, when the window of A is over. C, who comes meanwhile, may
+    go along; the half second in which C is read is no time for D to come."""
+    spelled = requests((0.0, 1), (0.25, 1), (0.75, 1), (1.25, 1))
+    run = serve(dynamic(1.0), spelled, overheads=Overheads(message_s=0.5), end_after_s=9.0)
+    first, beside, _, last = (r.scheduled_s for r in run.requests)
+    assert first == beside <= 1.5
+    assert last > first
+
+
 # -- temporal fusion ---------------------------------------------------------------------------------
 
 
@@ -291,6 +309,12 @@ def test_one_request_takes_as_many_iterations_as_tokens(model: ServedDecoder) ->
     giving = (steps["decoding"] > 0) | (steps["first_tokens"] > 0)
     assert steps["replays"][giving].sum() == 512
     assert run.sizes("decode", "kv_tokens") == [5, 6]
+
+
+def test_a_prompt_is_a_step_that_gives_no_token() -> None:
+    columns = "start_s", "end_s", "replays", "decoding", "computed", "prefill_tokens", "first_tokens"
+    rows = serve(fusion(), requests((0.0, 1)), STEPWISE).rows(*columns)
+    assert rows == [(0.0, 1.0, 1, 0, 0, 4, 0), (1.0, 2.0, 1, 0, 1, 0, 1)]
 
 
 LATE = [(0.0, 6), (0.1, 2), (0.2, 5)]

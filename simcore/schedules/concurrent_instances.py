@@ -9,7 +9,7 @@ served.
 
 from collections import deque
 from dataclasses import dataclass, field
-from heapq import heapify, heappop, heappush
+from heapq import heappop, heappush
 
 from simcore.machine.machine import Machine, Program, Ticket
 from simcore.models.served_decoder import ServedDecoder
@@ -41,7 +41,6 @@ def concurrent_instances(
     """Serves the requests of the inbox until END. `slot_tokens`: tokens in the KV cache of one instance;
     None: no limit."""
     pool = _Pool(list(range(max_instances)))
-    heapify(pool.free)
     while (item := (yield m.recv(REQUESTS))) != END:
         assert isinstance(item, Request)
         if slot_tokens is not None and item.prompt_tokens + item.max_tokens > slot_tokens:
