@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from simcore.input.files import InputError
+from simcore.workload import arrivals as arrivals_module
 from simcore.workload.arrivals import draw
 from simcore.workload.drawn import (
     Drawn,
@@ -321,6 +322,24 @@ def test_requests_limits_a_trace_to_its_first_ones(azure: dict[str, Any]) -> Non
     assert (drawn.left_out, drawn.max_tokens) == (0, 27)
     assert len(draw(workload(azure, requests=4), 0, 0).prompt_tokens) == 4
     assert "workload.requests: 5, but" in complaint(workload(azure, requests=5))
+
+
+def test_a_trace_of_the_most_requests_that_are_served_is_replayed(
+    azure: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(arrivals_module, "MOST_REQUESTS", 4)
+    assert len(draw(workload(azure), 0, 0).prompt_tokens) == 4
+    monkeypatch.setattr(arrivals_module, "MOST_REQUESTS", 3)
+    assert "workload.requests: at most 3" in complaint(workload(azure))
+
+
+def test_the_rate_and_the_longest_prompt_of_a_trace_are_its_own(azure: dict[str, Any]) -> None:
+    """Also of its first three requests, which come within 50 ms where time runs 30 times as fast."""
+    given = workload(azure, requests=3)
+    assert draw(given, 0, 0).longest_prompt == 4808
+    assert offered_rate_per_s(given, draw(given, 0, 0)) == pytest.approx(2 / 1.5)
+    fast = workload({**azure, "rate_scale": 30.0}, requests=3)
+    assert offered_rate_per_s(fast, draw(fast, 0, 0)) == pytest.approx(2 / 0.05)
 
 
 def test_lengths_of_the_workload_stand_in_place_of_recorded_ones(azure: dict[str, Any]) -> None:

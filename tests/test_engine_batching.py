@@ -121,6 +121,12 @@ def test_a_full_server_is_not_asked_at_every_arrival() -> None:
     assert [launch["repeat"] for launch in until_free[:2]] == [98, 1]
 
 
+def test_who_takes_the_last_block_decodes_on_in_one_burst() -> None:
+    """A prompt of one block of 4 and an answer of another: no third is needed."""
+    found = run(request(0, 0.0, 4, prompt=4), blocks=2)
+    assert [launch["repeat"] for launch in found.launches if launch["graph"] == "decode"] == [3]
+
+
 def test_a_prompt_that_comes_again_is_computed_from_its_last_block_on() -> None:
     wanted = [Request(i, 3.0 * i, 8, 1, 1, content=((i // 2, 8),)) for i in range(3)]
     assert run(*wanted).sizes("prefill", "prompt_tokens") == [8, 8, 8]

@@ -188,6 +188,13 @@ def rank_that_is_late(trace: Trace) -> Iterator[Trace]:
 
 
 @breaks("together")
+def rank_that_begins_early(trace: Trace) -> Iterator[Trace]:
+    for span in trace.spans:
+        if span.meeting is not None:
+            yield with_span(trace, replace(span, start_s=span.start_s - STEP))
+
+
+@breaks("together")
 def rank_that_leaves_early(trace: Trace) -> Iterator[Trace]:
     for span in trace.spans:
         if span.meeting is not None and span.end_s > span.start_s + STEP:
@@ -201,14 +208,32 @@ def rank_that_is_missing(trace: Trace) -> Iterator[Trace]:
             yield replace(trace, spans=[s for s in trace.spans if s.id != span.id])
 
 
-@breaks("clock")
-def time_that_is_no_time(trace: Trace) -> Iterator[Trace]:
+def with_time(trace: Trace, wrong: float) -> Iterator[Trace]:
+    """Each time of a span in turn."""
     for span in trace.spans:
-        for wrong in (math.nan, math.inf, -STEP):
-            yield with_span(trace, replace(span, issued_s=wrong))
-            yield with_span(trace, replace(span, start_s=wrong))
-            yield with_span(trace, replace(span, end_s=wrong))
-            yield with_span(trace, replace(span, progress=((wrong, 0.0), *span.progress[1:])))
+        (first_s, _), *_, (_, last_work_s) = span.progress
+        yield with_span(trace, replace(span, issued_s=wrong))
+        yield with_span(trace, replace(span, start_s=wrong))
+        yield with_span(trace, replace(span, end_s=wrong))
+        yield with_span(trace, replace(span, progress=((wrong, 0.0), *span.progress[1:])))
+        yield with_span(trace, replace(span, progress=(*span.progress[:-1], (wrong, last_work_s))))
+        steps = ((first_s, 0.0), (first_s, 0.0), (wrong, last_work_s))
+        yield with_span(trace, replace(span, progress=steps))
+
+
+@breaks("clock")
+def time_that_is_no_number(trace: Trace) -> Iterator[Trace]:
+    yield from with_time(trace, math.nan)
+
+
+@breaks("clock")
+def time_that_never_comes(trace: Trace) -> Iterator[Trace]:
+    yield from with_time(trace, math.inf)
+
+
+@breaks("clock")
+def time_before_the_start(trace: Trace) -> Iterator[Trace]:
+    yield from with_time(trace, -STEP)
 
 
 @breaks("clock")
@@ -236,6 +261,16 @@ def faster_than_the_roofline(trace: Trace) -> Iterator[Trace]:
             # A third of the time: an op that others slow down to a half is too fast then, too.
             if len(span.progress) == 2 and span.end_s - start <= 1.01 * span.progress[-1][1]:
                 yield with_span(trace, replace(span, end_s=half[-1][0], progress=half))
+
+
+@breaks("roofline")
+def faster_than_what_it_notes_of_its_work(trace: Trace) -> Iterator[Trace]:
+    """A span of one op began late or ended early, and says that its work did not."""
+    for span in trace.spans:
+        if len(span.ops) == 1 and len(span.progress) == 2 and span.ops[0].floor_s > STEP:
+            took_s = 0.9 * span.ops[0].floor_s
+            yield with_span(trace, replace(span, start_s=span.end_s - took_s))
+            yield with_span(trace, replace(span, end_s=span.start_s + took_s))
 
 
 @breaks("roofline")
@@ -283,17 +318,46 @@ def test_op_times_are_the_same_however_often_progress_is_noted(traces: list[Trac
     [
         # As a real machine leaves it: all that is known is when it ended.
         ((), [(1.0, 5.0), (5.0, 5.0)]),
+        (((1.0, 0.0),), [(1.0, 5.0), (5.0, 5.0)]),
         # It stood still for two seconds before its first op, which takes no time.
         (((1.0, 0.0), (3.0, 0.0), (5.0, 2.0)), [(1.0, 3.0), (3.0, 5.0)]),
     ],
 )
 def test_ops_of_a_span_whose_work_stands_still(progress: Any, expected: Any) -> None:
-    took_s = (2.0, 2.0) if not progress else (0.0, 2.0)
+    took_s = (0.5, 2.0) if len(progress) < 2 else (0.0, 2.0)
     ops = tuple(
         PricedOp(toys("s", 1).ops[0], Price(each_s, each_s, each_s, "assumed", ""), 0.0) for each_s in took_s
     )
     span = Span(0, 0, 0, "main", "g", "run", 0.0, 1.0, 5.0, Cause(None, 0.0), (), ops, progress)
     assert [times for _, *times in span.op_times()] == [list(one) for one in expected]
+
+
+def of_each_s(each_s: float, count: int, progress: tuple[tuple[float, float], ...]) -> Span:
+    """A span of so many ops of equal length."""
+    price = Price(each_s, each_s, each_s, "measured", "")
+    ops = (PricedOp(toys("s", 1).ops[0], price, each_s),) * count
+    when = (0.0, progress[0][0], progress[-1][0])
+    return Span(0, 0, 0, "main", "g", "run", *when, Cause(None, 0.0), (), ops, progress)
+
+
+def test_an_op_ends_when_its_work_is_done_and_the_next_one_waits() -> None:
+    """Work stands still from 2 to 4, between two ops."""
+    span = of_each_s(1.0, 2, ((1.0, 0.0), (2.0, 1.0), (4.0, 1.0), (5.0, 2.0)))
+    assert [times for _, *times in span.op_times()] == [[1.0, 2.0], [2.0, 5.0]]
+
+
+def test_the_last_op_ends_with_its_span_whatever_the_sum_of_all_is() -> None:
+    assert sum([0.1] * 10) < 1.0
+    for progress in (((0.0, 0.0), (1.0, 1.0)), ((0.0, 0.0), (0.5, 0.5), (1.0, 1.0))):
+        *_, (_, _, end_s) = of_each_s(0.1, 10, progress).op_times()
+        assert end_s == 1.0
+
+
+def test_an_op_may_be_off_by_rounding_however_late_in_a_run() -> None:
+    """After a day, of which doubles are good to 15 ps."""
+    for off_s, holds in ((1e-8, True), (1e-3, False)):
+        span = of_each_s(1.0, 1, ((86400.0, 0.0), (86401.0 - off_s, 1.0)))
+        assert (laws.violations(Trace([span])) == {}) is holds
 
 
 def good_traces() -> list[Trace]:
@@ -330,6 +394,12 @@ def test_rounding_breaks_no_law(traces: list[Trace]) -> None:
             for s in trace.spans
         ]
         assert laws.violations(replace(trace, spans=spans)) == {}
+
+
+def test_time_may_run_back_by_rounding_before_any_work_is_done() -> None:
+    for back_s, holds in ((1e-13, True), (1e-6, False)):
+        span = of_each_s(1.0, 1, ((1.0, 0.0), (1.0 - back_s, 0.0), (2.0, 1.0)))
+        assert (laws.violations(Trace([span])) == {}) is holds
 
 
 def test_an_op_that_is_assumed_to_be_free_has_no_roofline(traces: list[Trace]) -> None:
@@ -382,6 +452,7 @@ def test_one_bit_of_difference_is_seen(traces: list[Trace]) -> None:
         assert laws.repeatable(lambda trace=trace: trace)  # type: ignore[misc]
         runs = iter([trace, *bit[:1]])
         assert not laws.repeatable(lambda runs=runs: next(runs))  # type: ignore[misc]
+        assert not laws.repeatable(lambda trace=trace: trace, first=bit[0])  # type: ignore[misc]
     assert seen >= 100
 
 

@@ -12,9 +12,11 @@ from simcore.machine.metrics import (
     PathPiece,
     Token,
     assumed_free,
+    attention_s,
     critical_path,
     exposed_communication_s,
     interval,
+    outside_layers_s,
     price_shares,
     tokens,
 )
@@ -263,6 +265,27 @@ def test_a_path_has_no_piece_of_no_time() -> None:
     assert [(piece.name, piece.start_s, piece.end_s) for piece in path] == [
         ("graph 0", 0.0, 1.5), ("a", 1.5, 2.5), ("c", 2.5, 4.5)
     ]  # fmt: skip
+
+
+def test_a_token_has_no_share_in_what_ended_when_it_began() -> None:
+    """Both tokens come of one span; the first is there when the first of its two ops ends."""
+    span = of_ops([("a", 1.0, "measured"), ("b", 2.0, "measured")])
+    marks = [Mark(0, f"token {i}", at_s, Cause(0, at_s)) for i, at_s in enumerate((1.0, 3.0))]
+    first, second = tokens(Trace([span], marks=marks))
+    assert (first.stretches, second.stretches) == ((("toy", "a", 0, 1.0),), (("toy", "b", 0, 2.0),))
+
+
+def test_attention_and_what_lies_outside_of_layers_are_told_by_kind_and_by_name() -> None:
+    stretches = (
+        ("decode_attention", "attention", 0, 1.0),
+        ("speculative_attention", "attention", 0, 2.0),
+        ("matmul", "qkv", 0, 4.0),
+        ("matmul", "lm_head", 0, 8.0),
+        ("norm", "head_norm", 0, 16.0),
+        ("idle", "idle", -1, 32.0),
+    )
+    token = Token(0, 0.0, 63.0, stretches)
+    assert (attention_s(token), outside_layers_s(token)) == (3.0, 24.0)
 
 
 def test_of_marks_of_a_token_at_one_time_the_first_counts() -> None:

@@ -289,6 +289,14 @@ def test_who_is_there_when_a_batch_ends_is_read_at_once() -> None:
     assert [r.scheduled_s for r in run.requests] == [0.5, 4.5, 4.5, 5.5]
 
 
+def test_who_comes_while_the_last_of_a_window_is_read_goes_along() -> None:
+    """A is read at 0.5. B comes in time and is read at 1.4, after the window; C is there then, D is not."""
+    spelled = requests((0.0, 1), (0.9, 1), (1.2, 1), (1.6, 1))
+    run = serve(dynamic(1.0), spelled, overheads=Overheads(message_s=0.5), end_after_s=9.0)
+    assert [r.scheduled_s for r in run.requests[:3]] == pytest.approx([1.9] * 3)
+    assert run.requests[3].scheduled_s > 1.9
+
+
 def test_a_window_that_is_over_waits_for_nobody() -> None:
     """A is read at 0.5 and B, who has come, at 1, when the window of A is over. C, who comes meanwhile, may
     go along; the half second in which C is read is no time for D to come."""

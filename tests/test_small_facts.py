@@ -13,7 +13,7 @@ import pytest
 
 from simcore.devices.price import launches_and_floor
 from simcore.machine.machine import Flag, Machine, Program
-from simcore.machine.trace import write_chrome_trace
+from simcore.machine.trace import Trace, write_chrome_trace
 from simcore.models.long_convolution import LongConvolution
 from simcore.ops.convolution import (
     Implementation,
@@ -41,6 +41,7 @@ from simcore.studies.tiling.figures import Found
 from simcore.studies.tiling.launches import _stretches
 from simcore.studies.tiling.memory import memory
 from simcore.studies.tiling.scenario import TilingScenario
+from simcore.validate.timing.op_times import op_times
 from simcore.workload.requests import END, REQUESTS, Request
 from simcore.workload.streams import stream
 from tests.programs import sends, toy_price, toys
@@ -126,7 +127,36 @@ def test_spans_beyond_the_limit_of_a_trace_are_counted(tmp_path: Path) -> None:
         assert write_chrome_trace(trace, tmp_path / "t.json.gz", limit=limit) == 3 - shown
         events = json.loads(gzip.decompress((tmp_path / "t.json.gz").read_bytes()))["traceEvents"]
         assert [e["name"] for e in events if e["ph"] == "X"] == ["op0", "op1", "op2"][:shown]
+        # All on the one rank and its one stream, and what was left out at the start.
+        assert {(e["pid"], e["tid"]) for e in events} == {(0, 0)}
+        assert [e["ts"] for e in events if e["ph"] == "i"] == [0][: 3 - shown]
         assert [e["name"] for e in events if e["ph"] == "i"] == [f"{3 - shown} events left out"][: 3 - shown]
+
+
+def test_threads_of_a_trace_are_numbered_by_rank_and_name_of_their_streams(tmp_path: Path) -> None:
+    def program(m: Machine) -> Program:
+        yield m.wait(*(m.launch(toys(name, 1), stream=name) for name in ("one", "two", "other")))
+
+    assert Trace().end_s == 0.0
+    write_chrome_trace(Simulation(toy_price, mesh={"tensor": 2}).run(program), tmp_path / "t.json.gz")
+    events = json.loads(gzip.decompress((tmp_path / "t.json.gz").read_bytes()))["traceEvents"]
+    threads = [(e["tid"], e["pid"], e["args"]["name"]) for e in events if e["name"] == "thread_name"]
+    names = "one", "other", "two"
+    assert threads == [(3 * rank + i, rank, name) for rank in range(2) for i, name in enumerate(names)]
+    assert {(e["tid"], e["pid"], e["args"]["graph"]) for e in events if e["ph"] == "X"} == set(threads)
+
+
+def test_all_launches_are_measured_where_none_is_said_to_warm_up() -> None:
+    def program(m: Machine) -> Program:
+        for _ in range(3):
+            yield m.wait(m.launch(toys("op", 1)))
+
+    trace = Simulation(toy_price).run(program)
+    for warmup, counted in ((None, 3), (1, 2)):
+        if warmup is not None:
+            trace.warmup_launches = warmup
+        (found,) = op_times([trace]).values()
+        assert found == [0.01] * counted
 
 
 def test_what_the_second_of_two_graphs_publishes_leaves_it_where_it_did() -> None:
