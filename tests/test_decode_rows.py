@@ -1,7 +1,7 @@
 """Rows of decode studies from what their simulations left, and averages of results worked by hand."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from statistics import mean, stdev
@@ -14,15 +14,20 @@ from scipy.stats import t as students_t
 import simcore
 from simcore.assembly import assemble
 from simcore.input.files import InputError
+from simcore.machine.machine import LawError
 from simcore.machine.metrics import attention_s, outside_layers_s, tokens
+from simcore.machine.trace import Cause, Span, State, Trace
 from simcore.scenario import load_scenario, parse_scenario
+from simcore.sim.runs import simulated
 from simcore.studies import decode
 from simcore.studies.common import Axes, Outcome, Row
 from simcore.studies.decode import study as decode_study
-from simcore.studies.decode.cases import _rate_hits, cannot_run, does_not_fit, rival_of
+from simcore.studies.decode import timeline as decode_timeline
+from simcore.studies.decode.cases import _check, _rate_hits, cannot_run, does_not_fit, rival_of
 from simcore.studies.decode.runner import Bench, Case, Hits, Result, _average, _middle
 from simcore.studies.decode.scenario import ErrorBounds
 from simcore.studies.decode.speculation import linear_bound
+from simcore.studies.decode.timeline import _layer_events
 from simcore.studies.one_device import DeviceStudy
 from tests.thorough import slow
 
@@ -51,6 +56,8 @@ def test_of_several_runs_the_middle_one_is_shown_with_the_fastest_and_the_slowes
     assert found.interval == "fastest and slowest of 3 runs"
     # One run has the interval of its prices.
     assert _middle([result(2.0)]) == result(2.0)
+    two = _middle([result(5.0), result(1.0)])
+    assert (two.low_s, two.high_s, two.interval) == (1.0, 5.0, "fastest and slowest of 2 runs")
 
 
 def test_an_average_is_weighted_kind_by_kind() -> None:
@@ -181,6 +188,11 @@ def test_a_case_fits_up_to_the_last_token_that_its_memory_holds(written: int) ->
     most = int((bench.hardware.memory_bytes - model.weight_bytes) // per_token) - (written - 1)
     assert does_not_fit(bench, case_at(most, batch)) is None
     assert "take" in (does_not_fit(bench, case_at(most + 1, batch)) or "")
+    # To the last byte.
+    needed = model.weight_bytes + model.kv_bytes(100 + written - 1)
+    for have, fits in ((needed, True), (needed - 1, False)):
+        bench.hardware = replace(bench.hardware, memory_bytes=have)
+        assert (does_not_fit(bench, case_at(100, batch)) is None) == fits
 
 
 def test_as_many_devices_as_a_link_connects() -> None:
@@ -189,6 +201,9 @@ def test_as_many_devices_as_a_link_connects() -> None:
     assert cannot_run(bench, 1, most) is None
     assert f"{most + 1} devices are needed" in (cannot_run(bench, 1, most + 1) or "")
     assert cannot_run(bench, 2, most // 2) is None
+    rival = rival_of(bench, Case(Axes("alspec", "a", most // 2, 2, 1024, 1, 0.5), None, 1))
+    assert rival is not None
+    assert (rival.axes.ranks, rival.axes.groups) == (most, 1)
 
 
 @pytest.mark.parametrize(("kind", "given", "field"), [
@@ -202,6 +217,34 @@ def test_what_asks_for_too_many_devices_is_told_by_its_field(
     bench = bench_of(strategies=[{"kind": kind, "hits": hits, **given}])
     with pytest.raises(InputError, match=rf"\.{field}: "):
         list(decode.cases(bench))
+
+
+def test_a_ring_is_told_by_its_groups_from_three_on() -> None:
+    bench = bench_of()
+    bench.hardware = replace(bench.hardware, max_devices=1)
+    for groups, field_ in ((2, "ranks"), (3, "groups"), (4, "groups")):
+        with pytest.raises(InputError, match=rf"^here\.{field_}: {groups} devices are needed"):
+            _check(bench, 1, groups, "here")
+
+
+def test_as_many_runs_as_are_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = bench_of(context_tokens=[512, 1024, 2048])
+    monkeypatch.setitem(decode.cases.__globals__, "MOST_RUNS", 3)
+    assert len(decode.cases(bench)) == 3
+    monkeypatch.setitem(decode.cases.__globals__, "MOST_RUNS", 2)
+    with pytest.raises(InputError, match="multiply into 3 runs; at most 2 are allowed"):
+        decode.cases(bench)
+
+
+def test_hits_by_layer_are_as_many_as_layers() -> None:
+    def found(layers: int) -> list[Case]:
+        hits = {"kind": "layers", "probabilities": [0.25] * layers}
+        return decode.cases(bench_of(strategies=[{"kind": "alspec", "hits": hits}]))
+
+    assert [case.axes.hit_rate for case in found(32)] == [0.25]
+    for layers in (31, 33):
+        with pytest.raises(InputError, match=f"has {layers} values, the model has 32 layers"):
+            found(layers)
 
 
 @pytest.mark.parametrize("draw", ["random", "fractional", "floor", "ceil"])
@@ -289,3 +332,192 @@ def test_the_constant_of_a_bound_is_above_zero(c: float) -> None:
     assert ErrorBounds(c=1e-3).c == 1e-3
     with pytest.raises(ValueError, match=r"c\n"):
         ErrorBounds(c=c)
+
+
+# -- from cases to rows ----------------------------------------------------------------------------------
+
+
+@cache
+def published_times() -> tuple[Bench, dict[tuple[str, str], Row]]:
+    """A small study of the paper's device, whose profile takes parts of speculation as free: its bench, and
+    its rows by label and metric."""
+    path = ROOT / "scenarios" / "papers" / "alspec_n150.yaml"
+    ways = '{"kind": "alspec", "ranks": [4], "hits": {"kind": "rate", "value": [0.75]}}'
+    given = (
+        "context_tokens=[1024]",
+        "crossover=[hit_rate]",
+        "published=[]",
+        f'strategies=[{{"kind": "tensor_parallel", "ranks": [1]}}, {ways}]',
+    )
+    parts = assemble(load_scenario(path, given), str(path))
+    assert isinstance(parts.study, DeviceStudy)
+    outcome = parts.study.run(lambda *_: None)
+    return parts.study.bench, {(row.axes.label, row.metric): row for row in outcome.rows if not row.op_kind}
+
+
+def test_a_baseline_that_is_no_strategy_has_rows_and_the_others_their_speed_up() -> None:
+    _, rows = published_times()
+    baseline = "tensor parallel, 8 devices"
+    reference = rows[baseline, "token_latency_s"].value or 0.0
+    for label in ("tensor parallel, 1 device", "ALSpec, 4+4 devices", baseline):
+        latency = rows[label, "token_latency_s"].value or 0.0
+        assert rows[label, "speedup_over_baseline"].value == reference / latency
+        rate = rows[label, "tokens_per_s_per_user"]
+        assert rate.value == 1.0 / latency
+        low_s, high_s = (
+            rows[label, "token_latency_s"].low or 0.0,
+            rows[label, "token_latency_s"].high or 0.0,
+        )
+        assert (rate.low, rate.high) == (1.0 / high_s, 1.0 / low_s)
+        # A hit skips reading KV: it has no such lower bound.
+        assert ((label, "read_once_s") in rows) == label.startswith("tensor parallel")
+
+
+def test_what_a_profile_takes_as_free_is_free_until_it_is_priced() -> None:
+    bench, rows = published_times()
+    label = "ALSpec, 4+4 devices"
+    assert (rows[label, "latency_if_priced_s"].value or 0.0) > (rows[label, "token_latency_s"].value or 0.0)
+    (case,) = (each for each in decode.cases(bench) if each.axes.label == label)
+    rival = rival_of(bench, case)
+    assert rival is not None
+    # With three quarters of hits it is ahead; with nothing free it is behind, and needs more hits.
+    assert bench.latency_s(case) < bench.latency_s(rival)
+    assert bench.latency_s(replace(case, free=False)) > bench.latency_s(replace(rival, free=False))
+    assert "ahead everywhere" in rows[label, "crossover_hit_rate"].source
+    assert 0.75 < (rows[label, "crossover_hit_rate_if_priced"].value or 0.0) < 1.0
+    assert {where for where, metric in rows if metric.startswith("crossover")} == {label}
+
+
+def test_only_two_groups_tell_whether_the_last_layer_is_overlapped() -> None:
+    hits = {"kind": "rate", "value": [0.5]}
+    given = [
+        {"kind": "alspec", "hits": hits},
+        {"kind": "alspec", "hits": hits, "overlap_last_layer": False},
+        {"kind": "alspec_pipelined", "groups": [3], "hits": hits},
+    ]
+    assert [(case.axes.label, case.overlap) for case in decode.cases(bench_of(strategies=given))] == [
+        ("ALSpec, 1+1 devices", True),
+        ("ALSpec, 1+1 devices, last layer not overlapped", False),
+        ("ALSpec pipelined, 3 devices", True),
+    ]
+
+
+def test_rows_of_a_result_by_hand() -> None:
+    ran = result(2.0, low_s=0.0, standard_error_s=0.25, price_shares={"roofline": 0.25, "measured": 0.75})
+    bench: Any = SimpleNamespace(run=lambda case: ran, config=SimpleNamespace(layers=4))
+    rows = list(decode_study._rows(bench, Case(AXES, None, 1), {}))
+    assert all(row.source == "measured 75%, roofline 25%; 90 % price interval" for row in rows[:2])
+    found = {row.metric: (row.value, row.low, row.high) for row in rows}
+    assert found["token_latency_s"] == (2.0, 0.0, 6.0)
+    # What may take no time has no largest number of tokens.
+    assert found["tokens_per_s_per_user"] == (0.5, 1.0 / 6.0, None)
+    assert found["standard_error_s"][0] == 0.25
+    assert (found["attention_share"][0], found["non_attention_share"][0]) == (0.25, 0.75)
+    shares = [(row.op_kind, row.value) for row in rows if row.metric == "price_share"]
+    assert shares == [("measured", 0.75), ("roofline", 0.25)]
+
+
+def test_communication_inside_ops_that_are_measured_as_a_whole_is_told_by_their_names() -> None:
+    ran = result(1.0, by_kind={"outside_layers": 0.5, "non_attention": 0.25, "decode_attention": 0.25})
+    row = decode_study._communication(AXES, ran)
+    assert row.value is None
+    assert row.source == "inside non_attention, outside_layers, which the profile has as a whole"
+    # One rank has none.
+    assert decode_study._communication(replace(AXES, ranks=1), ran).value == 0.0
+    for kind, told in (("all_gather", ""), ("all_gather_matmul", "with the projection")):
+        row = decode_study._communication(AXES, result(1.0, by_kind={kind: 0.5, "matmul": 0.5}))
+        assert row.value == 0.5
+        assert row.source[:19] == told
+
+
+def test_a_bound_beyond_any_number_has_no_value() -> None:
+    hits = {"kind": "published", "task": "gsm8k-cot", "threshold": 0.1}
+    given = {"alpha": 1e200, "beta": 1e200}
+    outcome = ran(
+        strategies=[{"kind": "alspec", "ranks": 1, "hits": hits}], context_tokens=256, error_bounds=given
+    )
+    (row,) = (row for row in outcome.rows if row.metric == "error_bound_worst_case")
+    assert row.value is None
+    assert row.source.endswith("; beyond any number")
+
+
+def test_the_first_case_is_held_to_all_of_its_ranks_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    ways = [{"kind": "tensor_parallel", "ranks": [2, 4]}]
+    given: dict[str, Any] = {"model": "tiny-llama", "context_tokens": [64, 128], "strategies": ways}
+    assert ran(**given).rows
+    broken = Axes("tensor_parallel", "tensor parallel, 2 devices", 2, 1, 64, 1)
+    monkeypatch.setattr(Bench, "keeps_step", lambda self, case, trace: case.axes != broken)
+    with pytest.raises(LawError, match="lockstep: the ranks of tensor parallel, 2 devices"):
+        ran(**given)
+
+
+def test_no_crossover_is_searched_by_measuring() -> None:
+    given: dict[str, Any] = {"model": "tiny-llama", "context_tokens": [64, 128], "crossover": ["hit_rate"]}
+    assert any(row.metric == "crossover_hit_rate" for row in ran(**given).rows)
+    bench = bench_of(**decode_scenario(**given))
+    bench.hardware = replace(bench.hardware, start=lambda setup: simulated(setup))  # noqa: PLW0108
+    rows = decode.run(bench, lambda *_: None).rows
+    assert any(row.metric == "token_latency_s" for row in rows)
+    assert not any(row.metric.startswith("crossover") for row in rows)
+
+
+# -- the timeline ----------------------------------------------------------------------------------------
+
+
+def test_a_layer_is_shown_from_the_first_rank_s_exchange_to_the_end_of_the_last_one_s_next() -> None:
+    def span(rank: int, name: str, start_s: float, end_s: float, stream: str = "main") -> Span:
+        state: State = "skipped"
+        cause = Cause(None, start_s)
+        return Span(next(ids), 0, rank, stream, name, state, start_s, start_s, end_s, cause, (), (), ())
+
+    ids = iter(range(99))
+    spans = [
+        span(0, "before", 0.0, 1.0),
+        span(0, "exchange", 1.0, 2.0),
+        span(0, "attend", 2.0, 5.0),
+        span(0, "exchange", 7.0, 8.0),
+        span(0, "after", 8.0, 9.0),
+        span(1, "before", 0.0, 1.5),
+        span(1, "exchange", 1.5, 2.5),
+        span(1, "attend", 2.5, 4.0),
+        span(1, "gate", 4.0, 4.0),
+        span(1, "exchange", 6.0, 7.5),
+        span(1, "after", 7.5, 9.0),
+        span(1, "put", 0.5, 8.5, "wire"),
+    ]
+    case = Case(Axes("alspec", "a", 1, 2, 1024, 1), None, 1)
+    events = list(_layer_events(Trace(spans=spans), case, 0, "a", "hit"))
+    shown = sorted((e["rank"], e["start_s"], e["end_s"], e["name"], e["group"], e["tensor"]) for e in events)
+    assert shown == [
+        (0, 1.0, 2.0, "exchange", 0, 0),
+        (0, 2.0, 5.0, "attend", 0, 0),
+        (0, 5.0, 7.0, "waiting", 0, 0),
+        (0, 7.0, 8.0, "exchange", 0, 0),
+        (1, 1.0, 1.5, "before", 1, 0),
+        (1, 1.0, 8.0, "put", 1, 0),
+        (1, 1.5, 2.5, "exchange", 1, 0),
+        (1, 2.5, 4.0, "attend", 1, 0),
+        # What takes no time is shown; what does not belong to the layer is not.
+        (1, 4.0, 4.0, "gate", 1, 0),
+        (1, 4.0, 6.0, "waiting", 1, 0),
+        (1, 6.0, 7.5, "exchange", 1, 0),
+        (1, 7.5, 8.0, "after", 1, 0),
+    ]
+
+
+@pytest.mark.parametrize(("layers", "hits"), [(8, [4]), (5, [2]), (4, [4, 0])])
+def test_a_hit_and_a_miss_are_of_one_run_where_inner_layers_have_both(
+    layers: int, hits: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half of all layers hit; where only one is an inner one, all do in one run and none in another."""
+    found: list[int] = []
+
+    def trace(case: Case) -> Trace:
+        ((_, pattern),) = case.draws
+        found.append(sum(pattern(0, layer) for layer in range(layers)))
+        return Trace()
+
+    bench: Any = SimpleNamespace(config=SimpleNamespace(layers=layers), trace=trace)
+    monkeypatch.setattr(decode_timeline, "_layer_events", lambda trace, case, layer, title, outcome: [])
+    decode_timeline.timeline(bench, Case(AXES, None, 1))
+    assert found == hits

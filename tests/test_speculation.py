@@ -90,6 +90,18 @@ def test_draws_stay_the_same_over_versions() -> None:
     assert ["".join(map(str, row)) for row in draws] == ["0101000011101010", "1100110000011111"]
 
 
+def test_a_product_at_the_edge_of_an_integer_is_that_integer() -> None:
+    """One layer at a rate of 1e-9 is as good as none, however it is rounded."""
+    for rounding in ("floor", "ceil", "fractional"):
+        assert hit_draws(1e-9, 1, rounding) == [(1.0, CountHits(0, 1))]
+
+
+def test_the_last_layer_hits_if_any_does() -> None:
+    for layers in (1, 4, 7):
+        for hits in range(1, layers + 1):
+            assert CountHits(hits, layers)(0, layers - 1)
+
+
 def test_count_is_exact_and_evenly_spread_in_every_token() -> None:
     for layers in (1, 2, 7, 32, 80):
         for count in range(layers + 1):

@@ -68,7 +68,7 @@ def _rate_hits(rate: float, draw: Any, layers: int, seeds: Sequence[int], row: H
 
 
 def _table_row(hits: PublishedHits, threshold: float, tables: Sequence[HitRow]) -> HitRow:
-    tasks = sorted({row.task for row in tables})
+    tasks = {row.task for row in tables}
     if not tasks:
         raise InputError(
             "hits.kind: ALSpec's tables are for llama-3.1-8b and llama-3.1-70b, not for this model"
