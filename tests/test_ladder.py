@@ -75,6 +75,22 @@ def test_too_fast_is_as_wrong_as_too_slow(value: float) -> None:
     assert off_pct(0.0, value) == math.inf
 
 
+def test_kernels_are_judged_dtype_by_dtype_in_their_order() -> None:
+    points = [
+        OpPoint(replace(normed(1), dtype=dtype), error, 1.0, 1.0)
+        for dtype, error in (("fp32", 1e-3), ("bf16", 1e-2))
+    ]
+    rows = [row for row in ladder(points, [], [], [], BOUNDS) if row["rung"] == 0]
+    judged = [(row["what"], row["worst_pct"], row["passed"]) for row in rows[:2]]
+    assert judged == [("kernels in bf16", 1.0, False), ("kernels in fp32", pytest.approx(0.1), True)]
+
+
+def test_what_took_no_time_tells_nothing_of_a_price() -> None:
+    points = [OpPoint(normed(1), None, 1.0, 1.0), OpPoint(normed(2), None, 1.0, 0.0)]
+    rows = [row for row in ladder(points, [], [], [], BOUNDS) if row["rung"] == 1]
+    assert [(row["n"], row["worst_pct"]) for row in rows[:2]] == [(1, 0.0), (1, 0.0)]
+
+
 # -- prices of a replay ----------------------------------------------------------------------------------
 
 
@@ -141,6 +157,20 @@ def test_points_have_the_10th_and_90th_percentile_of_a_run_beside_the_median() -
     assert not known.held_out
 
 
+def test_points_of_a_kind_go_from_the_least_work_to_the_most() -> None:
+    def floor(op: Op) -> Floor:
+        return Floor(0.0, 1e-6 * op["tokens"], 0.0)
+
+    cause = Cause(None, 0.0)
+    price = Price(1.0, 1.0, 1.0, "measured", "")
+    spans = [
+        Span(i, i, 0, "main", "g", "run", 0.0, 0.0, 1.0, cause, (), (PricedOp(normed(n), price, 0.0),), ())
+        for i, n in enumerate((7, 3, 5))
+    ]
+    points = op_points([Trace(spans)], lambda op: price, floor, table={}, calibrated=[])
+    assert [point.op["tokens"] for point in points] == [3, 5, 7]
+
+
 def test_an_infinity_that_both_have_is_no_error_and_weighs_nothing() -> None:
     truth = torch.tensor([math.inf, 3.0, -math.inf, 4.0], dtype=torch.float64)
     off = torch.tensor([math.inf, 3.0, -math.inf, 4.5])
@@ -148,7 +178,10 @@ def test_an_infinity_that_both_have_is_no_error_and_weighs_nothing() -> None:
     assert _relative(truth.float(), truth) == 0.0
     assert _relative(torch.tensor([math.inf, 3.0, math.inf, 4.0]), truth) == math.inf
     assert _relative(torch.tensor([0.25]), torch.zeros(1, dtype=torch.float64)) == 0.25
+    assert _relative(torch.tensor([0.375]), torch.tensor([0.25], dtype=torch.float64)) == 0.5
     assert _relative(torch.tensor([1, 2, 3, 4]), torch.tensor([1, 2, 3, 5])) == 0.25
+    nothing = torch.tensor([], dtype=torch.int64)
+    assert _relative(nothing, nothing) == 0.0
     turned = torch.tensor([3.0 + 4.5j], dtype=torch.complex64)
     assert _relative(turned, torch.tensor([3.0 + 4.0j], dtype=torch.complex128)) == pytest.approx(0.1)
 

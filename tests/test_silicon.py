@@ -6,6 +6,8 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from random import Random
+from statistics import fmean
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ from typer.testing import CliRunner
 
 from simcore.input.files import InputError
 from simcore.ops.op import DTYPE_BYTES
+from simcore.studies.serving.study import cases
 from simcore.validate.engines import compare as silicon
 from simcore.validate.engines.compare import Compared, compared, figures, lines, missed
 from simcore.validate.engines.predict import (
@@ -138,6 +141,13 @@ def test_a_bad_cell_is_one_line_that_names_it(changes: dict[str, str], named: st
     assert "\n" not in str(error.value)
 
 
+def test_a_bad_cell_is_told_by_its_line_of_the_file(tmp_path: Path) -> None:
+    """The head is the first one."""
+    path = written(tmp_path / "x.csv", line(0, MAX_70B, 4, 2), line(1, MAX_70B, 4, 2, isl="10.5"))
+    with pytest.raises(InputError, match="line 3: isl"):
+        read_rows(path)
+
+
 def test_a_table_without_rows_is_told_from_one_without_columns(tmp_path: Path) -> None:
     path = tmp_path / "x.csv"
     path.write_text(",".join(COLUMNS) + "\n")
@@ -174,6 +184,14 @@ def test_a_step_faster_than_its_weights_cannot_be(tmp_path: Path) -> None:
     # 68.45e9 bytes of matrices in fp8 and 2.1e9 of an LM head over 2 * 4.8e12 bytes/s: 7.35 ms.
     assert "reading weights and KV cache" in impossible(row(MAX_70B, 1, 2, tmp_path, silicon_tpot_ms="7.3"))
     assert impossible(row(MAX_70B, 1, 2, tmp_path, silicon_tpot_ms="7.5")) == ""
+
+
+def test_half_of_an_answer_is_in_the_cache_of_a_step(tmp_path: Path) -> None:
+    # 64 clients, 0.9 * (1024 + 4096 / 2) tokens of 163,840 bytes each: 28.9e9 with a tenth of a percent spent
+    # on prompts, beside 70.55e9 of matrices: 10.36 ms.
+    long = {**MAX_70B, "osl": "4096"}
+    assert "KV cache" in impossible(row(long, 64, 2, tmp_path, silicon_tpot_ms="10.2"))
+    assert impossible(row(long, 64, 2, tmp_path, silicon_tpot_ms="10.5")) == ""
 
 
 def test_a_prompt_faster_than_its_arithmetic_cannot_be(tmp_path: Path) -> None:
@@ -218,6 +236,17 @@ def test_rows_that_contradict_each_other_are_told(tmp_path: Path) -> None:
     assert inconsistent(few, [few, many]) == ""
     # More cards and more clients: neither is the easier one.
     assert inconsistent(slow, [slow, replace(many, ranks=2)]) == ""
+    # As many clients on more cards have it easier.
+    wide = replace(slow, ranks=2)
+    assert inconsistent(wide, [wide, few]) == "TTFT is 100 ms at TP1 c8"
+    assert inconsistent(few, [wide, few]) == "TTFT is 500 ms at TP2 c8"
+
+
+@pytest.mark.parametrize(("factor", "is_told"), [(1.1, False), (1.2, True)])
+def test_times_contradict_each_other_from_15_percent_on(factor: float, is_told: bool, tmp_path: Path) -> None:
+    few, many = row(PLAIN_8B, 8, 1, tmp_path), row(PLAIN_8B, 16, 1, tmp_path)
+    slow = replace(few, tpot_s=factor * many.tpot_s)
+    assert bool(inconsistent(slow, [slow, many])) == is_told
 
 
 @pytest.mark.parametrize(("osl", "cycle_s"), [("1", 0.1), ("2", 0.12), ("64", 0.1 + 63 * 0.02)])
@@ -241,11 +270,38 @@ def test_a_row_becomes_the_closed_loop_that_it_was(tmp_path: Path) -> None:
     )
     assert work["requests"] == [40]
     assert work["prompt_tokens"] == {"kind": "uniform", "low": 819, "high": [1024]}
+    # An answer is on its way for a tenth of a millisecond: by then the next step has begun.
+    assert work["arrivals"] == {"kind": "closed_loop", "clients": [4], "think_s": 1e-4}
     assert one.dtypes == {"lm_head": "bf16", "embedding": "bf16", "kv": "fp8"}
     waiting = row({**MAX_70B, "backend": "trtllm", "osl": "1024"}, 4, 2, tmp_path)
     batch = scenario_of(waiting, "none").strategies[0].model_dump()
     assert (batch["wait_steps"], batch["wait_tokens"], batch["token_budget"]) == (20, 1844, [2048])
     assert scenario_of(replace(waiting, ranks=8), "none").strategies[0].model_dump()["wait_steps"] == 0
+
+
+def test_prefixes_are_kept_where_prompts_come_again(tmp_path: Path) -> None:
+    one = row(MAX_70B, 4, 2, tmp_path)
+    for distinct in (None, 7):
+        again = scenario_of(replace(one, series=replace(one.series, distinct_prompts=distinct)), "none")
+        assert again.strategies[0].model_dump()["prefix_caching"] == (distinct is not None)
+
+
+def test_a_prediction_is_of_the_first_replica_s_requests_after_the_warm_up(tmp_path: Path) -> None:
+    """12 requests a client of which 2 warm up, with answers that are all as long; and with lengths drawn."""
+    for kind, warm_up in ((PLAIN_8B, 2), (MAX_70B, 0)):
+        one = row(kind, 2, 1 if warm_up else 2, tmp_path)
+        found, bench = predict(one, "none", 0.0)
+        served = bench.run(next(cases(bench)), 0).served
+        kept = [i for i, each in enumerate(served.id) if each >= 2 * warm_up]
+        first_s, end_s, tokens = served.first_token_s, served.finish_s, served.output_tokens
+        assert found.ttft_s == pytest.approx(fmean(first_s[i] - served.arrival_s[i] for i in kept))
+        assert found.tpot_s == pytest.approx(fmean((end_s[i] - first_s[i]) / (tokens[i] - 1) for i in kept))
+
+
+def test_an_answer_of_one_token_has_no_time_between_tokens(tmp_path: Path) -> None:
+    """Answers of one and of two tokens: those of two alone tell it, a step of at least 7 ms each."""
+    found, _ = predict(row({**MAX_70B, "osl": "2"}, 2, 2, tmp_path), "none", 0.0)
+    assert 0.007 < found.tpot_s < 0.1
 
 
 def test_an_engine_s_constant_is_part_of_every_step(tmp_path: Path) -> None:
@@ -285,6 +341,17 @@ def test_a_tenth_of_the_rows_of_a_series_is_drawn_and_one_at_least(
     one = row(MAX_70B, 4, 2, tmp_path)
     (mine,) = drawn([replace(one, id=str(i)) for i in range(count)], seed=3).values()
     assert len({chosen.id for chosen in mine}) == len(mine) == share
+
+
+def test_what_a_seed_draws_stays_the_same_over_versions(tmp_path: Path) -> None:
+    one = row(MAX_70B, 4, 2, tmp_path)
+    other = replace(one, series=replace(one.series, name="another"))
+    rows = [replace(each, id=f"{i:02d}") for i in range(30) for each in (one, other)]
+    found = drawn(rows, seed=3)
+    assert list(found) == sorted(found)
+    for name, mine in found.items():
+        ids = [f"{i:02d}" for i in range(30)]
+        assert [each.id for each in mine] == Random(f"3 {name}").sample(ids, 3)
 
 
 # -- figures ---------------------------------------------------------------------------------------------
@@ -331,6 +398,34 @@ def test_the_worst_rows_say_what_is_known_against_them(tmp_path: Path) -> None:
     assert named == ["a; b |", "x; y |", "nothing against it found |", "nothing against it found |"]
     assert "(+200 %)" in rows.splitlines()[0]
     assert "(+400 %)" in rows.splitlines()[2]
+
+
+def test_rows_are_worst_whatever_the_sign_of_their_error(tmp_path: Path) -> None:
+    found = judged(tmp_path, (1.5, 1.0), (0.2, 1.0), (1.0, 1.5), (1.0, 0.2))
+    text = "\n".join(lines(found, {"vllm": 0.0}, 1))
+    assert text.count("(-80 %)") == 2
+    assert "(+50 %)" not in text
+
+
+def test_groups_go_by_engine_model_and_card(tmp_path: Path) -> None:
+    one, other = judged(tmp_path, (1.0, 1.0), (1.0, 1.0))
+    first = replace(other, row=replace(other.row, card="h100-sxm"))
+    last = replace(other, row=replace(other.row, engine="z", model="a", card="a"))
+    names = [name.split(" | ")[1:] for name in silicon.groups([last, one, first])]
+    assert names == [["llama-3.1-70b", "h100-sxm"], ["llama-3.1-70b", "h200-sxm"], ["a", "a"]]
+    rows = [each.row for each in (one, first)]
+    assert list(silicon._origins(rows, "none")) == [
+        "h100-sxm: datasheet of h100-sxm",
+        "h200-sxm: datasheet of h200-sxm",
+    ]
+
+
+def test_what_is_no_more_than_a_share_explains_nothing(tmp_path: Path) -> None:
+    """Three tenths of the time are not more than three tenths."""
+    (one,) = judged(tmp_path, (1.0, 3.0))
+    for waiting_s, told in ((0.3, ""), (0.5, "50 % of the predicted TTFT is waiting in line")):
+        ours = replace(one.predicted, ttft_s=1.0, waiting_s=waiting_s)
+        assert silicon._why(replace(one, predicted=ours), 0.0, [one.row]) == told
 
 
 @pytest.mark.parametrize(

@@ -83,6 +83,27 @@ def test_an_engine_s_constant_is_found_wherever_it_lies(
     assert fitted({"series": rows}, "none") == {"series": pytest.approx(host_s, abs=1e-7)}
 
 
+NODES = (0.0, 2e-6, 5e-6, 1e-5, 2e-5, 4e-5, 8e-5, 1.6e-4)
+
+
+@pytest.mark.parametrize("host_s", NODES)
+def test_at_these_constants_times_are_predicted_not_interpolated(
+    host_s: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However times grow with the constant: they are asked for at each of these, and it is one of the values
+    that are tried, a thirtieth of a microsecond apart."""
+
+    def step_s(host: float) -> float:
+        return 0.01 * (1.0 + host / 1e-6) ** 2
+
+    def predicted(tasks: Sequence[tuple[Row, float]], *_: object) -> list[Predicted]:
+        return [Predicted(1.0, step_s(host), 0.0, 0.0, 0) for _, host in tasks]
+
+    monkeypatch.setattr("simcore.validate.engines.predict.predict_all", predicted)
+    one = replace(row(MAX_70B, 4, 2, tmp_path), tpot_s=step_s(host_s))
+    assert fitted({"series": [one]}, "none") == {"series": pytest.approx(host_s, rel=1e-9, abs=1e-12)}
+
+
 def test_the_others_are_as_good_as_they_say() -> None:
     """Figures that aiconfigurator 0.12 publishes of itself, in percent."""
     assert silicon.OTHERS == {"tpot_median": 8.2, "tpot_mean": 16.4, "ttft_mean": 52.0}

@@ -218,7 +218,7 @@ def _origins(rows: Sequence[Row], profile: str) -> Iterator[str]:
     default profile may not be measured yet."""
     origins = {card: prices_of(card, profile).origin for card in sorted({row.card for row in rows})}
     if profile not in (NAME, NO_PROFILE) and not any(ours.startswith("profile") for ours in origins.values()):
-        known = sorted({name for card in origins for name in profile_names(card)})
+        known = {name for card in origins for name in profile_names(card)}
         raise InputError(f"--profile: {unknown_name('measured profile', profile, [NO_PROFILE, *known])}")
     for card, origin in origins.items():
         yield f"{card}: {origin}"
