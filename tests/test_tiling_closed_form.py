@@ -15,7 +15,7 @@ from simcore.assembly import assemble
 from simcore.machine.machine import LawError, Machine, Overheads, Program
 from simcore.machine.trace import Trace
 from simcore.models.long_convolution import LongConvolution
-from simcore.ops.op import Op, Price
+from simcore.ops.op import Floor, Op, Price
 from simcore.scenario import parse_scenario
 from simcore.schedules.eager import eager
 from simcore.schedules.fractal_tiling import fractal_tiling
@@ -23,7 +23,7 @@ from simcore.schedules.generic_tiling import generic_tiling
 from simcore.schedules.lazy import lazy
 from simcore.schedules.relaxed_tiling import relaxed_tiling
 from simcore.sim.graph_pricer import GraphPricer
-from simcore.sim.simulation import Simulation, no_floor
+from simcore.sim.simulation import Simulation
 from simcore.studies.tiling import closed_form
 from simcore.studies.tiling import runner as bench
 from simcore.studies.tiling.closed_form import can_be_worked_out, costs, traced, worked_out
@@ -67,6 +67,11 @@ def random_price(random: Random) -> Callable[[Op], Price]:
     return price
 
 
+def floor(op: Op) -> Floor:
+    """Grows with the work, as prices do."""
+    return Floor(0.0, int(op.work.hbm_bytes) // 4 * STEP_S, 0.0)
+
+
 def random_overheads(random: Random) -> Overheads:
     def seconds(most: int) -> float:
         return random.choice([0, random.randint(1, most)]) * STEP_S
@@ -98,7 +103,7 @@ def simulated(
     schedule: Schedule, model: LongConvolution, price: Callable[[Op], Price], overheads: Overheads
 ) -> tuple[Trace, list[float]]:
     ended: list[float] = []
-    graph_pricer = GraphPricer(price, no_floor)
+    graph_pricer = GraphPricer(price, floor)
     machine = Simulation(
         price, overheads=overheads, rows=True, graph_pricer=graph_pricer, device_sizes=model.told
     )
@@ -116,7 +121,7 @@ def at_once(
 ) -> tuple[Trace, list[float]]:
     assert can_be_worked_out(order)
     graphs = order.made(model)
-    cost = costs(order, graphs, GraphPricer(price, no_floor), overheads, model.told)
+    cost = costs(order, graphs, GraphPricer(price, floor), overheads, model.told)
     times = worked_out(order, cost, overheads.wait_s)
     ended = np.concatenate(([0.0], times.over_s))[order.ended]
     return traced(order, graphs, cost, times), ended.tolist()
@@ -180,8 +185,95 @@ def test_what_is_more_than_launches_and_waits_is_left_to_the_machine() -> None:
         ended.append(m.now())
         yield m.wait(step)
 
-    for schedule in (bursts, late, early):
+    def both(m: Machine, model: LongConvolution, ended: list[float]) -> Program:
+        steps = [m.launch(model.step(), sizes={"position": i}) for i in range(2)]
+        yield m.wait(*steps)
+        ended.append(m.now())
+
+    def nothing(m: Machine, model: LongConvolution, ended: list[float]) -> Program:
+        m.launch(model.step(), sizes={"position": 0})
+        yield m.wait()
+        ended.append(m.now())
+
+    for schedule in (bursts, late, early, both, nothing):
         assert not can_be_worked_out(order_of(schedule, model))
+
+
+def test_a_recorder_is_the_only_rank_as_the_machine_is() -> None:
+    told: list[tuple[int, int]] = []
+
+    def asking(m: Machine, model: LongConvolution, ended: list[float]) -> Program:
+        told.append((m.rank, m.world))
+        yield m.wait(m.launch(model.step(), sizes={"position": 0}))
+        ended.append(m.now())
+
+    random, model = Random(0), LongConvolution(1, 4, 8)
+    order_of(asking, model)
+    simulated(asking, model, random_price(random), random_overheads(random))
+    assert told[0] == told[1]
+
+
+def random_run(random: Random) -> tuple[Order, closed_form.Costs]:
+    """Blocks of a few launches, each of which ends with a wait for one of its own but the last; times are
+    small whole numbers, so that many are equal."""
+    numbers, waits, waited = 0, [], []
+    for _ in range(random.randrange(6)):
+        first, numbers = numbers, numbers + random.randint(1, 3)
+        waits.append(numbers)
+        waited.append(random.randrange(first, numbers))
+    numbers += random.randint(0 if waits else 1, 3)
+    host_s = [random.choice([0, 1, 2, 9]) for _ in range(numbers)]
+    back_s = [random.randint(0, seconds) for seconds in host_s]
+    work_s = [random.choice([0, 1, 3, 8]) for _ in range(numbers)]
+    arrays = [np.array(column, np.float64) for column in (host_s, back_s, work_s)]
+    cost = closed_form.Costs(*arrays, np.zeros(numbers), {})
+    ints = [np.array(column, np.int64) for column in (waits, waited, [])]
+    return Order((), np.zeros(numbers, np.int32), (), (), *ints, {}, True), cost
+
+
+def launch_by_launch(order: Order, cost: closed_form.Costs, wait_s: float) -> list[list[float]]:
+    """One host and one stream, in plain loops."""
+    host_s = free_s = 0.0
+    issued_s, start_s, end_s, over_s = [], [], [], []
+    waits = dict(zip(order.waits.tolist(), order.waited.tolist(), strict=True))
+    for i in range(len(order.numbers) + 1):
+        if i in waits:
+            host_s = max(host_s, end_s[waits[i]]) + wait_s
+            over_s.append(host_s)
+        if i < len(order.numbers):
+            host_s += cost.host_s[i]
+            issued_s.append(host_s - cost.back_s[i])
+            start_s.append(max(free_s, issued_s[-1]))
+            free_s = start_s[-1] + cost.work_s[i]
+            end_s.append(free_s)
+    return [issued_s, start_s, end_s, over_s]
+
+
+@pytest.mark.parametrize("sweeps", [0, 1, 2, closed_form.MOST_SWEEPS])
+def test_any_blocks_are_worked_out_as_launch_by_launch(sweeps: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(closed_form, "MOST_SWEEPS", sweeps)
+    for seed in range(200):
+        random = Random(seed)
+        order, cost = random_run(random)
+        wait_s = float(random.randrange(3))
+        found = worked_out(order, cost, wait_s)
+        columns = [found.issued_s, found.start_s, found.end_s, found.over_s]
+        assert [column.tolist() for column in columns] == launch_by_launch(order, cost, wait_s), seed
+
+
+def test_the_last_lag_is_compared_with_its_own_not_with_that_before() -> None:
+    """The first block leaves 20 s of work to the second, which leaves 20 s to the last; without a lag it would
+    leave 19 s."""
+    host_s, back_s, work_s = (
+        [1.0, 0.0, 1.0, 10.0, 1.0],
+        [0.0, 0.0, 0.0, 1.0, 0.0],
+        [0.0, 20.0, 1.0, 20.0, 1.0],
+    )
+    cost = closed_form.Costs(np.array(host_s), np.array(back_s), np.array(work_s), np.zeros(5), {})
+    ints = [np.array(column, np.int64) for column in ([2, 4], [0, 2], [])]
+    order = Order((), np.zeros(5, np.int32), (), (), *ints, {}, True)
+    found = worked_out(order, cost, 0.0)
+    assert found.start_s.tolist() == launch_by_launch(order, cost, 0.0)[1] == [1.0, 1.0, 21.0, 22.0, 42.0]
 
 
 def test_a_run_is_held_to_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:

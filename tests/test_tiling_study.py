@@ -3,6 +3,8 @@
 import csv
 import json
 import re
+from dataclasses import replace
+from math import fsum
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +18,7 @@ from simcore.cli import main
 from simcore.input.files import InputError
 from simcore.machine.machine import LawError
 from simcore.machine.trace import Cause, PricedOp, Span, Trace
+from simcore.models.long_convolution import LongConvolution
 from simcore.ops.op import Price
 from simcore.scenario import load_scenario, parse_scenario, resolved
 from simcore.sim.tape import record
@@ -25,7 +28,7 @@ from simcore.studies.tiling import cases, study
 from simcore.studies.tiling import runner as bench
 from simcore.studies.tiling.cases import lanes, refusal
 from simcore.studies.tiling.implementations import cheapest, ranges
-from simcore.studies.tiling.launches import _ramps
+from simcore.studies.tiling.launches import Burst, _ramps
 from simcore.studies.tiling.memory import memory
 from simcore.studies.tiling.runner import _measured_by_kind
 from simcore.studies.tiling.scenario import TilingScenario
@@ -113,6 +116,14 @@ def test_figures_add_up(whole: Outcome) -> None:
         assert rows["token_p50_s"].value <= rows["token_p99_s"].value <= rows["token_max_s"].value
         for row in rows.values():
             assert row.low <= row.value <= row.high, row
+
+
+def test_op_kinds_are_of_the_mixer_or_of_the_block(whole: Outcome) -> None:
+    for label in ("lazy", "eager", "fractal, hybrid"):
+        rows = of(whole, label, 64)
+        for part in ("mixer", "block"):
+            seconds = [r.value or 0.0 for r in rows.values() if r.op_kind and r.source.startswith(part)]
+            assert fsum(seconds) == pytest.approx(rows[f"{part}_s"].value, rel=1e-9)
 
 
 def test_speed_ups_are_ratios_at_the_same_point(whole: Outcome) -> None:
@@ -240,6 +251,53 @@ def test_the_longest_cases_have_intervals_where_sums_are_their_times(
         assert (total.low is not None) == (asked is True or (asked is None and launching == "eager"))
 
 
+@pytest.mark.parametrize(("short", "most", "summed"), [(64, 64, False), (63, 64, True), (63, 63, True)])
+def test_up_to_its_first_length_a_case_is_run_at_both_ends_of_prices(
+    short: int, most: int, summed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A device that never idles: single tokens have no interval where sums of prices are the time."""
+    monkeypatch.setattr(study, "SHORT", short)
+    monkeypatch.setattr(study, "MOST_AT_ENDS", most)
+    found = outcome(tokens=64, launching="eager", strategies=[{"kind": "lazy"}])
+    rows = of(found, "lazy", 64)
+    assert rows["total_s"].low is not None
+    assert (rows["token_max_s"].low is None) == summed
+
+
+@pytest.mark.parametrize(("most", "is_run"), [(63, False), (64, True)])
+def test_up_to_its_second_length_a_case_whose_device_waits_is_run_at_both_ends(
+    most: int, is_run: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(study, "SHORT", 50)
+    monkeypatch.setattr(study, "MOST_AT_ENDS", most)
+    rows = of(outcome(tokens=64, strategies=[{"kind": "lazy"}]), "lazy", 64)
+    assert (rows["total_s"].low is not None) == is_run
+
+
+def test_a_long_case_may_generate_a_single_position(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(study, "SHORT", 50)
+    found = outcome(tokens=64, prompt_tokens=63, strategies=[{"kind": "lazy"}])
+    total = of(found, "lazy", 64)["total_s"]
+    assert total.low is not None
+    assert total.low <= total.value <= (total.high or 0.0)
+
+
+def test_of_measured_runs_the_one_of_median_total_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Times of the first positions tell otherwise. Nothing is run again at ends of prices."""
+    own = assemble(parse_scenario(document(), "t"), "t").study.bench
+    case = next(iter(cases(own.scenario)))
+    usual = own.run(case)
+    count = len(usual.ended_s)
+    ends = [np.array([*[first_s] * (count - 1), total_s]) for first_s, total_s in ((1, 9), (2, 5), (3, 7))]
+    runs = iter([replace(usual, ended_s=ended_s) for ended_s in ends])
+    monkeypatch.setattr(own, "device", replace(own.device, start=lambda setup: None, repeats=3))
+    monkeypatch.setattr(own, "run", lambda case: next(runs))
+    found, first_run = study._found(own, case)
+    assert first_run.ended_s[-1] == 7.0
+    assert found.runs[0]["total_s"][0] == 7.0
+    assert sorted(run["total_s"][0] for run in found.runs) == [5.0, 7.0, 9.0]
+
+
 @thorough
 def test_long_cases_whose_device_waits_are_run_at_both_ends_of_prices(
     monkeypatch: pytest.MonkeyPatch,
@@ -305,6 +363,45 @@ def test_half_storage_keeps_half() -> None:
     assert whole.cached == 2 * 64 * 8 * sum(side + 1 for side in (1 << i for i in range(10)))
     assert half.cached == whole.cached - 2 * 64 * 8 * 513
     assert whole.temporaries == 2 * one.temporaries == 2 * 2 * 64 * 2 * 513 * 8
+
+
+def test_what_is_kept_and_what_passes_by_hand() -> None:
+    """Activations of two layers and their inputs, in two bytes; of a prompt's transform the spectra of
+    inputs, taps and product, in one layer: complex numbers of eight bytes."""
+    batch, channels = 3, 8
+    model = LongConvolution(2, channels, 128, batch=batch, prompt=16, tiles=tuple(
+        (1 << i, "flash_conv") for i in range(7)
+    ))  # fmt: skip
+    whole, half = (memory(model, fractal=True, half_storage=h) for h in (False, True))
+    # 16 given positions give to all 128, or to the 16 + 64 that are kept: 143 and 95 in a power of two.
+    for found, order in ((whole, 256), (half, 128)):
+        assert found.temporaries == (2 * batch + 1) * channels * (order / 2 + 1) * 8
+    # Unless it is asked for, all positions are kept.
+    for fractal in (False, True):
+        assert memory(model, fractal=fractal).activations == 3 * batch * 128 * channels * 2
+    assert half.activations == 3 * batch * 80 * channels * 2
+    # A single position is its own half: nothing is carried.
+    assert memory(LongConvolution(2, channels, 1), fractal=True, half_storage=True).temporaries == 0.0
+
+
+@pytest.mark.parametrize("rank", [1, 2, 3])
+def test_states_of_another_size_than_activations_are_kept_beside_them(rank: int) -> None:
+    model = LongConvolution(2, 8, 32, batch=3, mixer="linear_attention", rank=rank)
+    activations, states = 3 * 3 * 32 * 8, rank * 2 * 3 * 32 * 8
+    found = memory(model, fractal=False).activations
+    assert found == 2 * (activations + (states if rank > 1 else 0))
+
+
+def test_tiles_from_a_side_on_go_layer_by_layer() -> None:
+    given = document(strategies=[{"kind": "fractal", "sequential_from": 16}, {"kind": "fractal"}])
+    scenario = parse_scenario(given, "t")
+    assert isinstance(scenario, TilingScenario)
+    some, all_at_once = cases(scenario)
+    found = [(lanes(some, side).together, lanes(some, side).launches) for side in (8, 16, 32)]
+    assert found == [(2, 1), (1, 2), (1, 2)]
+    assert {(lanes(all_at_once, side).together, lanes(all_at_once, side).launches) for side in (8, 32)} == {
+        (2, 1)
+    }
 
 
 def test_what_does_not_fit_is_left_out_with_what_would_help() -> None:
@@ -381,6 +478,42 @@ def test_launches_are_priced_from_where_each_stretch_begins() -> None:
         assert (sizes["n"] + (count - 1) * advance["n"]).bit_length() == sizes["n"].bit_length()
 
 
+def test_sizes_that_do_not_tell_how_they_grow_are_priced_one_by_one() -> None:
+    values = [5, 5, 5, 9, 13]
+    order: Any = SimpleNamespace(sizes=[{"n": np.array(values)}], advance=[{}])
+    asked: list[Any] = []
+    pricer: Any = SimpleNamespace(ramp=lambda *given: asked.append(given[1:]))
+    graph: Any = SimpleNamespace(reads=("n",))
+    assert [first for first, _ in _ramps(order, 0, graph, pricer)] == list(range(5))
+    assert asked == [({"n": value}, {}, 1) for value in values]
+
+
+def test_a_burst_that_does_not_grow_ends_as_it_begins() -> None:
+    graph = toys("s", 1)
+    assert Burst(graph, {"n": 5, "k": 2}, {"k": 3}, 4).last == {"n": 5, "k": 11}
+
+
+def test_a_moment_before_all_waits_is_the_start() -> None:
+    """A schedule of one's own that notes when it begins."""
+
+    def program(m: Any, model: Any, ended: list[float]) -> Any:
+        ended.append(m.now())
+        for position in range(3):
+            yield m.wait(m.launch(model.step(), sizes={"position": position}))
+            ended.append(m.now())
+
+    own = assemble(parse_scenario(document(), "t"), "t").study.bench
+    strategy: Any = SimpleNamespace(kind="lazy", program=program)
+    case = replace(next(iter(cases(own.scenario))), strategy=strategy)
+    model, _ = own.launches(case)
+    at_once: list[float] = []
+    by_machine: list[float] = []
+    assert own.at_once(case, model, at_once) is not None
+    own.simulated(case, model, by_machine, rows=True)
+    assert at_once[0] == by_machine[0] == 0.0
+    assert at_once == pytest.approx(by_machine)
+
+
 def test_what_cannot_be_worked_out_at_once_is_simulated(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = assemble(parse_scenario(document(tokens=64), "t"), "t").study.bench
     case = next(iter(cases(bench.scenario)))
@@ -450,6 +583,21 @@ def test_faults_are_one_line(fields: dict[str, Any], says: str) -> None:
     assert says in str(error.value)
     assert "\n" not in str(error.value)
     assert str(error.value).startswith("tiny.yaml: ")
+
+
+@pytest.mark.parametrize(("most", "says"), [(12, None), (11, "tokens: makes 12 runs")])
+def test_a_scenario_makes_as_many_runs_as_are_allowed(
+    most: int, says: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("simcore.studies.tiling.scenario.MOST_RUNS", most)
+    given = document(
+        tokens=[8, 16, 32], batch=[1, 2], strategies=[{"kind": "lazy", "parallel": [True, False]}]
+    )
+    if says is None:
+        assert parse_scenario(given, "t")
+        return
+    with pytest.raises(InputError, match=says):
+        parse_scenario(given, "t")
 
 
 @pytest.mark.parametrize("path", first(1, PAPERS), ids=lambda path: path.stem)

@@ -58,12 +58,12 @@ def cases(scenario: TilingScenario) -> Iterator[Case]:
 
 
 def lanes(case: Case, side: int) -> Lanes:
-    """Returns how the tiles of a side are launched: all layers at once, or one after the other."""
+    """Returns how the tiles of a side of a tiled case are launched: all layers at once, or one after the
+    other."""
     axes, strategy = case.axes, case.strategy
-    together = True
-    if isinstance(strategy, Fractal):
-        first = strategy.sequential_from
-        together = strategy.parallel[0] and (first is None or side < first)
+    assert isinstance(strategy, Fractal)
+    first = strategy.sequential_from
+    together = strategy.parallel[0] and (first is None or side < first)
     layers = axes.layers
     shape = (layers, 1) if together else (1, layers)
     return Lanes(*shape, axes.batch, axes.channels, case.dtype)

@@ -161,7 +161,7 @@ class _Blocks:
             block = max(start, done)
             if block > start:
                 continue
-            while block < self.count:
+            while True:
                 host_s, free_s, seen_s = 0.0, float(lag_s[block]), -np.inf
                 for i in rows:
                     host_s += host[block][i]
@@ -207,7 +207,7 @@ def traced(order: Order, graphs: Sequence[Graph], cost: Costs, times: Times) -> 
     table = np.zeros((launches, len(ROW)))
     columns = {
         "launch": np.arange(launches),
-        "graph": named[order.numbers] if launches else (),
+        "graph": named[order.numbers],
         "issued_s": times.issued_s,
         "ready_s": np.concatenate(([0.0], times.end_s))[:-1],
         "start_s": times.start_s,
