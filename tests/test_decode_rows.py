@@ -21,6 +21,7 @@ from simcore.scenario import load_scenario, parse_scenario
 from simcore.sim.runs import simulated
 from simcore.studies import decode
 from simcore.studies.common import Axes, Outcome, Row
+from simcore.studies.decode import crossover
 from simcore.studies.decode import study as decode_study
 from simcore.studies.decode import timeline as decode_timeline
 from simcore.studies.decode.cases import _check, _rate_hits, cannot_run, does_not_fit, rival_of
@@ -236,12 +237,38 @@ def test_as_many_runs_as_are_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
         decode.cases(bench)
 
 
+def test_what_is_given_twice_is_named() -> None:
+    ways = [{"kind": "tensor_parallel", "ranks": ranks} for ranks in ([1, 2], [2, 4])]
+    with pytest.raises(InputError, match="strategies: tensor parallel, 2 devices is given twice"):
+        decode.cases(bench_of(strategies=ways))
+
+
+def test_what_does_not_speculate_never_hits() -> None:
+    ((weight, pattern),) = case_at(1024).draws
+    assert weight == 1.0
+    assert not any(pattern(token, layer) for token in range(3) for layer in range(3))
+
+
+@pytest.mark.parametrize("latency_s", [1.5e-7, 1e-6, 9e-4])
+def test_a_crossover_in_latency_is_found_from_a_tenth_of_a_microsecond_to_a_millisecond(
+    latency_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(crossover, "_gain", lambda bench, case: (case.link_latency_s or 0.0) - latency_s)
+    bench: Any = SimpleNamespace(hardware=SimpleNamespace(link_latency_s=1e-6))
+    (found,) = crossover._over_latency(bench, [Case(AXES, None, 1)])
+    assert found.row.value == pytest.approx(latency_s, rel=0.02)
+
+
 def test_hits_by_layer_are_as_many_as_layers() -> None:
     def found(layers: int) -> list[Case]:
         hits = {"kind": "layers", "probabilities": [0.25] * layers}
         return decode.cases(bench_of(strategies=[{"kind": "alspec", "hits": hits}]))
 
-    assert [case.axes.hit_rate for case in found(32)] == [0.25]
+    (case,) = found(32)
+    assert case.axes.hit_rate == 0.25
+    assert case.hits is not None
+    assert case.hits.random
+    assert math.fsum(weight for weight, _ in case.hits.draws) == pytest.approx(1.0)
     for layers in (31, 33):
         with pytest.raises(InputError, match=f"has {layers} values, the model has 32 layers"):
             found(layers)
@@ -403,7 +430,12 @@ def test_only_two_groups_tell_whether_the_last_layer_is_overlapped() -> None:
 
 
 def test_rows_of_a_result_by_hand() -> None:
-    ran = result(2.0, low_s=0.0, standard_error_s=0.25, price_shares={"roofline": 0.25, "measured": 0.75})
+    ran = result(
+        2.0,
+        low_s=0.0,
+        standard_error_s=0.25,
+        price_shares={"roofline": 0.25, "measured": 0.75, "assumed": 0.0},
+    )
     bench: Any = SimpleNamespace(run=lambda case: ran, config=SimpleNamespace(layers=4))
     rows = list(decode_study._rows(bench, Case(AXES, None, 1), {}))
     assert all(row.source == "measured 75%, roofline 25%; 90 % price interval" for row in rows[:2])
@@ -414,7 +446,9 @@ def test_rows_of_a_result_by_hand() -> None:
     assert found["standard_error_s"][0] == 0.25
     assert (found["attention_share"][0], found["non_attention_share"][0]) == (0.25, 0.75)
     shares = [(row.op_kind, row.value) for row in rows if row.metric == "price_share"]
-    assert shares == [("measured", 0.75), ("roofline", 0.25)]
+    assert shares == [("assumed", 0.0), ("measured", 0.75), ("roofline", 0.25)]
+    path = [(row.op_kind, row.value) for row in rows if row.metric == "critical_path_s"]
+    assert path == [("matmul", 1.5), ("put", 0.5)]
 
 
 def test_communication_inside_ops_that_are_measured_as_a_whole_is_told_by_their_names() -> None:

@@ -85,6 +85,15 @@ def test_kernels_are_judged_dtype_by_dtype_in_their_order() -> None:
     assert judged == [("kernels in bf16", 1.0, False), ("kernels in fp32", pytest.approx(0.1), True)]
 
 
+def test_parts_of_a_rung_go_by_kind_and_dtype() -> None:
+    kinds = [replace(normed(1), kind=kind, dtype=dtype) for kind in "ba" for dtype in ("fp32", "bf16")]
+    points = [OpPoint(op, 0.0, 1.0, 1.0) for op in kinds]
+    for rung in (0, 1):
+        rows = [row for row in ladder(points, [], [], [], BOUNDS) if row["rung"] == rung]
+        parts = [(row["label"], row["what"]) for row in rows if row["passed"] is None]
+        assert parts == [("a", "bf16"), ("a", "fp32"), ("b", "bf16"), ("b", "fp32")]
+
+
 def test_what_took_no_time_tells_nothing_of_a_price() -> None:
     points = [OpPoint(normed(1), None, 1.0, 1.0), OpPoint(normed(2), None, 1.0, 0.0)]
     rows = [row for row in ladder(points, [], [], [], BOUNDS) if row["rung"] == 1]
@@ -136,8 +145,10 @@ def test_what_was_not_run_is_priced_by_those_of_its_kind() -> None:
     def floor(op: Op) -> Floor:
         return Floor(0.0, 1e-6 * op["tokens"], 0.0)
 
-    price = prices_of({normed(n): [2e-6 * n] for n in (10, 1000)}, floor)
-    assert price(normed(100)).seconds == pytest.approx(2e-4)
+    times = {normed(n): [2e-6 * n] for n in (10, 1000)}
+    assert prices_of(times, floor)(normed(100)).seconds == pytest.approx(2e-4)
+    # What was too short for its clock tells nothing of them.
+    assert prices_of({**times, normed(20): [0.0]}, floor)(normed(100)).seconds == pytest.approx(2e-4)
 
 
 def test_points_have_the_10th_and_90th_percentile_of_a_run_beside_the_median() -> None:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from random import Random
 from statistics import fmean
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -194,6 +195,13 @@ def test_half_of_an_answer_is_in_the_cache_of_a_step(tmp_path: Path) -> None:
     assert impossible(row(long, 64, 2, tmp_path, silicon_tpot_ms="10.5")) == ""
 
 
+def test_all_tokens_of_an_answer_but_the_first_have_a_gap_before_them(tmp_path: Path) -> None:
+    # 64 clients, each of 0.9 * (1024 + 4) tokens: 2.05 s of arithmetic in a cycle of 0.1 s and 2.6 gaps.
+    for ms, is_told in (("740", True), ("760", False)):
+        found = impossible(row({**MAX_70B, "osl": "4"}, 64, 2, tmp_path, silicon_tpot_ms=ms))
+        assert found.startswith("more tokens a second") == is_told
+
+
 def test_a_prompt_faster_than_its_arithmetic_cannot_be(tmp_path: Path) -> None:
     # 2 * 68.45e9 * 0.9 * 1024 operations over 2 * 1979e12 a second: 31.9 ms.
     slow, fast = ({"silicon_ttft_ms": ms} for ms in ("32.5", "31"))
@@ -242,10 +250,10 @@ def test_rows_that_contradict_each_other_are_told(tmp_path: Path) -> None:
     assert inconsistent(few, [wide, few]) == "TTFT is 500 ms at TP2 c8"
 
 
-@pytest.mark.parametrize(("factor", "is_told"), [(1.1, False), (1.2, True)])
+@pytest.mark.parametrize(("factor", "is_told"), [(1.1, False), (1.15, False), (1.2, True)])
 def test_times_contradict_each_other_from_15_percent_on(factor: float, is_told: bool, tmp_path: Path) -> None:
-    few, many = row(PLAIN_8B, 8, 1, tmp_path), row(PLAIN_8B, 16, 1, tmp_path)
-    slow = replace(few, tpot_s=factor * many.tpot_s)
+    few, many = row(PLAIN_8B, 8, 1, tmp_path), replace(row(PLAIN_8B, 16, 1, tmp_path), tpot_s=1.0)
+    slow = replace(few, tpot_s=factor)
     assert bool(inconsistent(slow, [slow, many])) == is_told
 
 
@@ -279,6 +287,12 @@ def test_a_row_becomes_the_closed_loop_that_it_was(tmp_path: Path) -> None:
     assert scenario_of(replace(waiting, ranks=8), "none").strategies[0].model_dump()["wait_steps"] == 0
 
 
+def test_lengths_are_constant_where_a_series_says_so(tmp_path: Path) -> None:
+    work = scenario_of(row(PLAIN_8B, 4, 1, tmp_path), "none").workload.model_dump()
+    assert work["prompt_tokens"] == {"kind": "constant", "value": [512]}
+    assert work["output_tokens"] == {"kind": "constant", "value": [64]}
+
+
 def test_prefixes_are_kept_where_prompts_come_again(tmp_path: Path) -> None:
     one = row(MAX_70B, 4, 2, tmp_path)
     for distinct in (None, 7):
@@ -292,6 +306,8 @@ def test_a_prediction_is_of_the_first_replica_s_requests_after_the_warm_up(tmp_p
         one = row(kind, 2, 1 if warm_up else 2, tmp_path)
         found, bench = predict(one, "none", 0.0)
         served = bench.run(next(cases(bench)), 0).served
+        # Nothing of a datasheet is extrapolated.
+        assert found.extrapolated == 0.0
         kept = [i for i, each in enumerate(served.id) if each >= 2 * warm_up]
         first_s, end_s, tokens = served.first_token_s, served.finish_s, served.output_tokens
         assert found.ttft_s == pytest.approx(fmean(first_s[i] - served.arrival_s[i] for i in kept))
@@ -418,6 +434,45 @@ def test_groups_go_by_engine_model_and_card(tmp_path: Path) -> None:
         "h100-sxm: datasheet of h100-sxm",
         "h200-sxm: datasheet of h200-sxm",
     ]
+    text = "\n".join(lines([one, first], {"vllm": 0.0}, 1))
+    assert text.index("| h100-sxm | 1 |") < text.index("| h200-sxm | 1 |")
+
+
+def test_a_profile_that_one_of_the_cards_has_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def prices_of(card: str, profile: str) -> Any:
+        return SimpleNamespace(origin=f"profile {profile}" if card == "h100-sxm" else "datasheet")
+
+    monkeypatch.setattr(silicon, "prices_of", prices_of)
+    one = row(MAX_70B, 4, 2, tmp_path)
+    rows = [one, replace(one, card="h100-sxm")]
+    assert list(silicon._origins(rows, "mine")) == ["h100-sxm: profile mine", "h200-sxm: datasheet"]
+    with pytest.raises(InputError, match="--profile: unknown measured profile 'mine'"):
+        list(silicon._origins([one], "mine"))
+
+
+@pytest.mark.parametrize(("factor", "code"), [(1.0, 0), (3.0, 1)])
+def test_unless_asked_rows_are_drawn_by_0_and_the_ten_worst_printed(
+    factor: float, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = judged(tmp_path, (factor, 1.0))
+    asked: list[Any] = []
+
+    def compared(rows: list[Row], profile: str, *drawn_by: int | None) -> Any:
+        asked.append(drawn_by)
+        return found, {}
+
+    def printed(found: list[Compared], host_s: dict[str, float], worst: int) -> list[str]:
+        asked.append(worst)
+        return []
+
+    monkeypatch.setattr(silicon, "read_rows", lambda file: ([], 0))
+    monkeypatch.setattr(silicon, "compared", compared)
+    monkeypatch.setattr(silicon, "lines", printed)
+    with pytest.raises(SystemExit) as ended:
+        silicon.main(tmp_path / "rows.csv")
+    assert (asked, ended.value.code) == ([(0, None), 10], code)
 
 
 def test_what_is_no_more_than_a_share_explains_nothing(tmp_path: Path) -> None:
@@ -426,6 +481,10 @@ def test_what_is_no_more_than_a_share_explains_nothing(tmp_path: Path) -> None:
     for waiting_s, told in ((0.3, ""), (0.5, "50 % of the predicted TTFT is waiting in line")):
         ours = replace(one.predicted, ttft_s=1.0, waiting_s=waiting_s)
         assert silicon._why(replace(one, predicted=ours), 0.0, [one.row]) == told
+    (one,) = judged(tmp_path, (3.0, 1.0))
+    ours = replace(one.predicted, tpot_s=1.0)
+    for host_s, told in ((0.075, ""), (0.125, "50 % of the predicted TPOT is the engine's constant")):
+        assert silicon._why(replace(one, predicted=ours), host_s, [one.row]) == told
 
 
 @pytest.mark.parametrize(

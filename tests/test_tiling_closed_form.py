@@ -4,7 +4,7 @@ Prices and what the host takes are multiples of 2^-20 s, of which sums are exact
 equal to the last bit, whatever order it is summed in.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any
 
@@ -68,8 +68,9 @@ def random_price(random: Random) -> Callable[[Op], Price]:
 
 
 def floor(op: Op) -> Floor:
-    """Grows with the work, as prices do."""
-    return Floor(0.0, int(op.work.hbm_bytes) // 4 * STEP_S, 0.0)
+    """Grows with the work, as prices do; arithmetic takes longer than memory."""
+    steps = int(op.work.hbm_bytes) // 4
+    return Floor(3 * steps * STEP_S, steps * STEP_S, 0.0)
 
 
 def random_overheads(random: Random) -> Overheads:
@@ -213,10 +214,26 @@ def test_a_recorder_is_the_only_rank_as_the_machine_is() -> None:
     assert told[0] == told[1]
 
 
+def written_run(
+    host_s: Sequence[float],
+    back_s: Sequence[float],
+    work_s: Sequence[float],
+    waits: Sequence[int],
+    waited: Sequence[int],
+) -> tuple[Order, closed_form.Costs]:
+    count = len(host_s)
+    host, back, work, floors = (np.array(s, np.float64) for s in (host_s, back_s, work_s, [0.0] * count))
+    before, whom, noted = (np.array(numbers, np.int64) for numbers in (waits, waited, []))
+    order = Order((), np.zeros(count, np.int32), (), (), before, whom, noted, {}, True)
+    return order, closed_form.Costs(host, back, work, floors, {})
+
+
 def random_run(random: Random) -> tuple[Order, closed_form.Costs]:
     """Blocks of a few launches, each of which ends with a wait for one of its own but the last; times are
     small whole numbers, so that many are equal."""
-    numbers, waits, waited = 0, [], []
+    numbers = 0
+    waits: list[int] = []
+    waited: list[int] = []
     for _ in range(random.randrange(6)):
         first, numbers = numbers, numbers + random.randint(1, 3)
         waits.append(numbers)
@@ -225,16 +242,14 @@ def random_run(random: Random) -> tuple[Order, closed_form.Costs]:
     host_s = [random.choice([0, 1, 2, 9]) for _ in range(numbers)]
     back_s = [random.randint(0, seconds) for seconds in host_s]
     work_s = [random.choice([0, 1, 3, 8]) for _ in range(numbers)]
-    arrays = [np.array(column, np.float64) for column in (host_s, back_s, work_s)]
-    cost = closed_form.Costs(*arrays, np.zeros(numbers), {})
-    ints = [np.array(column, np.int64) for column in (waits, waited, [])]
-    return Order((), np.zeros(numbers, np.int32), (), (), *ints, {}, True), cost
+    return written_run(host_s, back_s, work_s, waits, waited)
 
 
 def launch_by_launch(order: Order, cost: closed_form.Costs, wait_s: float) -> list[list[float]]:
     """One host and one stream, in plain loops."""
     host_s = free_s = 0.0
-    issued_s, start_s, end_s, over_s = [], [], [], []
+    columns: list[list[float]] = [[], [], [], []]
+    issued_s, start_s, end_s, over_s = columns
     waits = dict(zip(order.waits.tolist(), order.waited.tolist(), strict=True))
     for i in range(len(order.numbers) + 1):
         if i in waits:
@@ -246,7 +261,7 @@ def launch_by_launch(order: Order, cost: closed_form.Costs, wait_s: float) -> li
             start_s.append(max(free_s, issued_s[-1]))
             free_s = start_s[-1] + cost.work_s[i]
             end_s.append(free_s)
-    return [issued_s, start_s, end_s, over_s]
+    return columns
 
 
 @pytest.mark.parametrize("sweeps", [0, 1, 2, closed_form.MOST_SWEEPS])
@@ -262,16 +277,10 @@ def test_any_blocks_are_worked_out_as_launch_by_launch(sweeps: int, monkeypatch:
 
 
 def test_the_last_lag_is_compared_with_its_own_not_with_that_before() -> None:
-    """The first block leaves 20 s of work to the second, which leaves 20 s to the last; without a lag it would
-    leave 19 s."""
-    host_s, back_s, work_s = (
-        [1.0, 0.0, 1.0, 10.0, 1.0],
-        [0.0, 0.0, 0.0, 1.0, 0.0],
-        [0.0, 20.0, 1.0, 20.0, 1.0],
-    )
-    cost = closed_form.Costs(np.array(host_s), np.array(back_s), np.array(work_s), np.zeros(5), {})
-    ints = [np.array(column, np.int64) for column in ([2, 4], [0, 2], [])]
-    order = Order((), np.zeros(5, np.int32), (), (), *ints, {}, True)
+    """The first block leaves 20 s of work to the second, which leaves 20 s to the last; without a lag it
+    would leave 19 s."""
+    host_s, back_s = (1.0, 0.0, 1.0, 10.0, 1.0), (0.0, 0.0, 0.0, 1.0, 0.0)
+    order, cost = written_run(host_s, back_s, (0.0, 20.0, 1.0, 20.0, 1.0), (2, 4), (0, 2))
     found = worked_out(order, cost, 0.0)
     assert found.start_s.tolist() == launch_by_launch(order, cost, 0.0)[1] == [1.0, 1.0, 21.0, 22.0, 42.0]
 

@@ -26,7 +26,7 @@ from simcore.studies.columns import COLUMNS
 from simcore.studies.common import Outcome, Row, flat
 from simcore.studies.tiling import cases, study
 from simcore.studies.tiling import runner as bench
-from simcore.studies.tiling.cases import lanes, refusal
+from simcore.studies.tiling.cases import lanes, memory_of, refusal
 from simcore.studies.tiling.implementations import cheapest, ranges
 from simcore.studies.tiling.launches import Burst, _ramps
 from simcore.studies.tiling.memory import memory
@@ -380,6 +380,11 @@ def test_what_is_kept_and_what_passes_by_hand() -> None:
     for fractal in (False, True):
         assert memory(model, fractal=fractal).activations == 3 * batch * 128 * channels * 2
     assert half.activations == 3 * batch * 80 * channels * 2
+    # From a side on tiles go layer by layer: of side 16 both layers at once, or of side 32 one at a time.
+    tiled = LongConvolution(2, channels, 64, batch=batch, tiles=tuple((1 << i, "fft") for i in range(6)))
+    for first_side, bins in ((16, 1 * 33), (32, 2 * 17), (64, 2 * 33)):
+        found = memory(tiled, fractal=True, sequential_from=first_side)
+        assert found.temporaries == bins * batch * channels * 2 * 8
     # A single position is its own half: nothing is carried.
     assert memory(LongConvolution(2, channels, 1), fractal=True, half_storage=True).temporaries == 0.0
 
@@ -390,6 +395,16 @@ def test_states_of_another_size_than_activations_are_kept_beside_them(rank: int)
     activations, states = 3 * 3 * 32 * 8, rank * 2 * 3 * 32 * 8
     found = memory(model, fractal=False).activations
     assert found == 2 * (activations + (states if rank > 1 else 0))
+
+
+def test_what_is_not_tiled_caches_no_tiles_and_fits_to_the_last_byte() -> None:
+    own = assemble(parse_scenario(document(strategies=[{"kind": "lazy"}]), "t"), "t").study.bench
+    case = next(iter(cases(own.scenario)))
+    model = own.model(case)
+    found = memory_of(case, model)
+    assert (found.cached, found.temporaries) == (0.0, 0.0)
+    assert refusal(case, model, found.total) is None
+    assert refusal(case, model, found.total - 1.0) is not None
 
 
 def test_tiles_from_a_side_on_go_layer_by_layer() -> None:

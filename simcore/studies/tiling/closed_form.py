@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from simcore.machine.machine import Overheads
 from simcore.machine.trace import ROW, Rows, Trace
@@ -205,7 +205,7 @@ def traced(order: Order, graphs: Sequence[Graph], cost: Costs, times: Times) -> 
         rows.graphs.setdefault(graph.name, len(rows.graphs))
     named = np.array([rows.graphs[graph.name] for graph in graphs], np.float64)
     table = np.zeros((launches, len(ROW)))
-    columns = {
+    columns: dict[str, ArrayLike] = {
         "launch": np.arange(launches),
         "graph": named[order.numbers],
         "issued_s": times.issued_s,
