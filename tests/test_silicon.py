@@ -435,7 +435,7 @@ def test_groups_go_by_engine_model_and_card(tmp_path: Path) -> None:
         "h200-sxm: datasheet of h200-sxm",
     ]
     text = "\n".join(lines([one, first], {"vllm": 0.0}, 1))
-    assert text.index("| h100-sxm | 1 |") < text.index("| h200-sxm | 1 |")
+    assert text.index("\n| h100-sxm | 1 |") < text.index("\n| h200-sxm | 1 |")
 
 
 def test_a_profile_that_one_of_the_cards_has_is_taken(
