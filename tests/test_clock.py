@@ -100,3 +100,32 @@ def test_errors_of_steps_are_raised_and_no_delay_is_negative() -> None:
         clock.run_all()
     with pytest.raises(ValueError, match="a delay of -"):
         clock.timeout(-1.0)
+
+
+@pytest.mark.parametrize("begun_s", [0.0, 3.0])
+def test_processes_of_simpy_begin_when_they_are_started(begun_s: float) -> None:
+    """Also before the clock runs, which then stands at 0."""
+    clock, seen = Clock(), list[float]()
+
+    def process() -> simpy.events.ProcessGenerator:
+        seen.append(clock.now)
+        yield clock.timeout(2.0)
+        seen.append(clock.now)
+
+    if begun_s:
+        clock.call(begun_s, lambda: clock.process(process()))
+    else:
+        clock.process(process())
+    clock.run_all()
+    assert seen == [begun_s, begun_s + 2.0]
+
+
+def test_when_several_were_woken_the_clock_goes_on_at_once_again() -> None:
+    clock, went = Clock(), list[bool]()
+    event = clock.event()
+    for _ in range(2):
+        event.callbacks.append(lambda _: went.append(clock.try_advance(0.0)))
+    clock.call(1.0, lambda: clock.succeed_and_run(event))
+    clock.call(2.0, lambda: went.append(clock.try_advance(0.5)))
+    clock.run_all()
+    assert went == [False, False, True]

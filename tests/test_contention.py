@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from random import Random
 from statistics import median
 from types import SimpleNamespace
 from typing import Any
@@ -29,7 +30,7 @@ from simcore.machine.machine import Overheads
 from simcore.models.decoder import Decoder, Dtypes
 from simcore.models.long_convolution import LongConvolution
 from simcore.sim import contention as contention_laws
-from simcore.sim.contention import Crowd, Demand, in_rounds, max_min_rates, shared_reads
+from simcore.sim.contention import Crowd, Demand, in_rounds, max_min_rates, shared_reads, throughput
 from simcore.validate.accuracy import contention, contention_cases
 from simcore.validate.accuracy.contention import read, write
 from simcore.validate.accuracy.contention_cases import (
@@ -176,6 +177,78 @@ def test_even_shares_are_no_shortcut_past_who_gets_in_between(begin: list[Demand
         patch.setattr(contention_laws, "_even_rates", lambda _: None)
         slowly = law(begin)
     assert law(begin) == pytest.approx(slowly, rel=1e-11)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_crowd_that_keeps_one_law_is_the_crowd_as_it_is_now(seed: int) -> None:
+    """Where several come, go and change before anybody asks for the rates."""
+    draws, law = Random(seed), shared_reads(0.0, 0.9, 1e-5)
+
+    def some() -> Demand:
+        return Demand(
+            draws.uniform(0.01, 1.0),
+            draws.uniform(0.0, 1.0),
+            draws.uniform(0.0, 0.2),
+            kernels_per_s=draws.uniform(0.0, 1e5),
+        )
+
+    plain = [some() for _ in range(3)]
+    crowd = Crowd(plain)
+    for _ in range(100):
+        for _ in range(draws.randint(1, 4)):
+            at, move = draws.randrange(len(plain)), draws.choice(["join", "leave", "change"])
+            if move == "change":
+                plain[at] = some()
+                crowd.change(at, plain[at])
+            elif move == "leave" and len(plain) > 2:
+                del plain[at]
+                crowd.leave(at)
+            else:
+                plain.append(some())
+                crowd.join(plain[-1])
+        assert law(crowd) == law(plain)
+
+
+def test_nobody_reads_or_computes_while_another_ones_kernel_keeps_it_out() -> None:
+    """Two that read for 90 % of their time, in kernels that keep nobody out, beside one that reads nothing
+    and whose kernels keep the others out for half of its time."""
+    reads, keeps = Demand(0.9, 0.0, kernels_per_s=1e6), Demand(0.0, 0.0, kernels_per_s=5e5)
+    rates = shared_reads(0.0, 1.0, 1e-6)([reads, reads, keeps])
+    # Each gets a third of the time; without the limit, they would go at 1/2, 1/2 and 1: 140 % of it.
+    assert rates == pytest.approx([1 / 3 / 0.9, 1 / 3 / 0.9, 1 / 3 / 0.5])
+    computes = replace(reads, memory=0.0, compute=0.9)
+    assert shared_reads(0.0, 1.0, 1e-6)([computes, computes, keeps]) == pytest.approx(rates)
+
+
+def test_arithmetic_is_divided_fairly_where_even_shares_of_the_memory_leave_it_free() -> None:
+    """At the rates that the memory allows, 98, 33 and 33 %, they compute for 69 % of the time; but the first
+    asks for half of it, of which the others leave it 40 %, since they ask for 30 % each."""
+    running = [Demand(0.34, 0.5, kernels_per_s=1e6), *[Demand(1.0, 0.3, kernels_per_s=1e6)] * 2]
+    expected = [0.4 / 0.5, 1 / 3, 1 / 3]
+    assert max_min_rates(running) == pytest.approx(expected)
+    # Kernels of a microsecond keep nobody out.
+    assert shared_reads(0.0, 1.0, 1e-6)(running) == pytest.approx(expected)
+
+
+def test_who_computes_is_kept_out_by_kernels_that_find_their_operands_in_the_cache() -> None:
+    """Two that each read half of the time, and find 7 parts in 10 of what one of them reads: together the
+    memory serves them at its datasheet's rate, though it reaches 65 % of that. So each could go at 90 %. But
+    one keeps all others out for so long that the one that computes has not enough of the time left."""
+    reach, memory, left = 0.65, 0.5 / 0.9, 0.3
+    takes = 1.0 - memory * (1.0 / reach - 1.0)
+    keeps = takes - left
+    running = [
+        Demand(memory, compute, since_s=since_s, kernels_per_s=left * 1e6)
+        for compute, since_s in ((0.9, 0.0), (0.05, -math.log(0.7)))
+    ]
+    rates = shared_reads(1.0, reach, 1e-6)(running)
+    assert rates == pytest.approx([(1.0 - 0.9 * keeps) / 0.9, 0.9])
+
+
+def test_by_itself_the_law_is_the_fair_one_and_nobody_is_faster_than_alone() -> None:
+    running = [Demand(1.0, 0.0)] * 2
+    assert shared_reads(0.0)(running) == max_min_rates(running) == [0.5, 0.5]
+    assert throughput(2.0)(running) == [1.0, 1.0]
 
 
 def _swap(data: Any, crowd: Crowd, plain: list[Demand], new: Demand | None) -> None:

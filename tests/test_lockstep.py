@@ -67,6 +67,20 @@ def test_only_the_first_of_ranks_in_lockstep_is_simulated() -> None:
     assert {span.rank for span in trace.spans} == {0}
 
 
+@pytest.mark.parametrize("lockstep", [[], ["tensor"]])
+def test_a_graph_whose_ranks_meet_is_a_row_where_one_stands_for_all(lockstep: list[str]) -> None:
+    graph = Graph("g", (*toys("a", 3).ops, meet("m", 2, 4)))
+
+    def program(m: Machine) -> Program:
+        yield m.wait(m.launch(graph))
+
+    trace = Simulation(toy_price, mesh={"tensor": 4}, lockstep=lockstep, rows=True).run(program)
+    assert trace.rows.table()["end_s"].tolist() == ([pytest.approx(0.05)] if lockstep else [])
+    assert [span.rank for span in trace.spans if span.state == "collective"] == (
+        [] if lockstep else [0, 1, 2, 3]
+    )
+
+
 def test_a_collective_for_another_number_of_ranks_is_refused_all_the_same() -> None:
     def program(m: Machine) -> Program:
         yield m.wait(m.launch(Graph("g", (meet("m", 2, 2),))))

@@ -10,12 +10,13 @@ from dataclasses import replace
 from functools import partial
 from math import inf, nan
 from random import Random
+from typing import Any
 
 import numpy as np
 import pytest
 
 from simcore.machine import laws
-from simcore.machine.machine import Machine, Overheads, Program, Ticket
+from simcore.machine.machine import Machine, Overheads, Program, Ticket, Wait
 from simcore.machine.trace import ROW, Gauge, Rows, Trace
 from simcore.ops.op import Graph, Op, Price, Size
 from simcore.sim.bursts import Piece as Replays
@@ -269,6 +270,42 @@ def test_what_is_stopped_in_line_never_begins() -> None:
     assert laws.violations(simulation.run(program)) == {}
 
 
+def test_what_is_stopped_as_it_begins_runs_as_often_beside_others_as_alone() -> None:
+    ran = []
+    for beside in (False, True):
+
+        def program(m: Machine, beside: bool = beside) -> Program:
+            if beside:
+                m.launch(toys("long", 100), stream="side")
+            yield m.recv("never", timeout_s=0.25)
+            ticket = m.launch(toys("s", 10), repeat=3)
+            ticket.stop()
+            yield m.wait(ticket)
+            ran.append((ticket.ran, m.now()))
+
+        simulation = Simulation(toy_price, roofline=toy_roofline, rates=alone, rows=True)
+        assert laws.violations(simulation.run(program)) == {}
+    assert ran[0] == ran[1] == (1, pytest.approx(0.35))
+
+
+def test_what_is_stopped_before_it_begins_leaves_nothing_behind() -> None:
+    """A device begins half a second after it was given a graph: what was stopped until then runs not once,
+    has no row, and does not slow what comes after it."""
+
+    def program(m: Machine) -> Program:
+        ticket = m.launch(toys("gone", 10, memory=100), stream="side", repeat=9)
+        yield m.recv("never", timeout_s=0.25)
+        ticket.stop()
+        yield m.wait(ticket)
+        assert (ticket.ran, m.now()) == (0, 0.25)
+        yield m.wait(m.launch(toys("next", 50, memory=100)))
+        assert m.now() == pytest.approx(0.25 + 0.5 + 0.5)
+
+    simulation = Simulation(toy_price, roofline=toy_roofline, overheads=Overheads(start_s=0.5), rows=True)
+    table = simulation.run(program).rows.table()
+    assert table["end_s"].tolist() == pytest.approx([1.25])
+
+
 def random_hosts(seed: int, *, stopping: bool = True) -> Callable[[Machine], Program]:
     """Host loops that launch and wait beside each other; some stop what another one waits for, wait for it
     too, let others come after it, send to it or look at what has come."""
@@ -400,6 +437,28 @@ def test_a_host_works_events_off_where_it_waits_alone() -> None:
     assert len(events) == 5
 
 
+def test_what_only_waits_for_another_launch_takes_no_event_of_time() -> None:
+    def program(m: Machine) -> Program:
+        first = m.launch(toys("first", 50), stream="side")
+        yield m.wait(m.launch(toys("second", 25), after=[first]))
+        assert (m.now(), events) == (0.75, [])
+
+    simulation = Simulation(toy_price, roofline=toy_roofline, rates=alone, rows=True)
+    events, timeout = list[Any](), simulation.env.timeout
+    simulation.env.timeout = lambda *a: events.append(a) or timeout(*a)  # type: ignore
+    simulation.run(program)
+
+
+def test_hosts_begin_together() -> None:
+    """Though each could work its launch off at once."""
+
+    def program(m: Machine) -> Program:
+        yield m.wait(m.launch(toys("g", 10 + m.rank), repeat=2))
+
+    simulation = Simulation(toy_price, mesh={"tensor": 3}, roofline=toy_roofline, rates=alone, rows=True)
+    assert simulation.run(program).rows.table()["start_s"].tolist() == [0.0] * 3
+
+
 @pytest.mark.parametrize("woken", [1, 2])
 def test_who_is_woken_beside_another_one_holds_nothing_back(woken: int) -> None:
     """What is worked off then would come before the other one's turn."""
@@ -423,6 +482,21 @@ def test_the_fault_of_one_host_is_not_raised_in_another_ones_wait() -> None:
 
     simulation = Simulation(toy_price, mesh={"tensor": 2}, roofline=toy_roofline, rates=alone, rows=True)
     with pytest.raises(ZeroDivisionError):
+        simulation.run(program)
+
+
+@pytest.mark.parametrize("rows", [True, False])
+def test_of_faults_at_one_moment_the_first_is_raised(rows: bool) -> None:
+    """Also where a third host works the events off while it waits."""
+
+    def program(m: Machine) -> Program:
+        if m.rank == 0:
+            yield m.wait(m.launch(toys("long", 9), repeat=100))
+        yield m.recv("nothing", timeout_s=0.1)
+        raise (KeyError, IndexError)[m.rank - 1](m.rank)
+
+    simulation = Simulation(toy_price, mesh={"tensor": 3}, roofline=toy_roofline, rates=alone, rows=rows)
+    with pytest.raises(KeyError):
         simulation.run(program)
 
 
@@ -484,6 +558,23 @@ def test_what_a_host_does_not_wait_for_runs_all_the_same(then: Callable[[Machine
     assert (table["start_s"][0], table["end_s"][0]) == (0.0, pytest.approx(0.1))
 
 
+def test_what_is_launched_before_a_loop_is_spawned_runs_whenever_its_host_waits() -> None:
+    """Here both wait for something that the host began to receive before the launch."""
+
+    def loop(item: Wait) -> Program:
+        yield item
+
+    def program(m: Machine) -> Program:
+        item = m.recv("in")
+        m.launch(toys("first", 5), repeat=2)
+        m.spawn(loop(item))
+        yield item
+
+    simulation = Simulation(toy_price, roofline=toy_roofline, rows=True, rates=alone)
+    simulation.feed(0, "in", [(1.0, "item")])
+    assert simulation.run(program).rows.table()["start_s"].tolist() == [0.0]
+
+
 @pytest.mark.parametrize("rows", [True, False])
 @pytest.mark.parametrize("hundredths", [(3, 7), (7, 3), (5, 5)])
 def test_a_host_that_waits_for_two_goes_on_when_both_are_done(
@@ -542,8 +633,10 @@ def test_many_small_kernels_stand_behind_long_ones(kernels: int) -> None:
     assert end_s == pytest.approx(10 * kernels * (1.0 + 0.12 / kernels), rel=1e-3)
 
 
-def test_what_is_cut_short_before_it_begins_puts_nobody_off() -> None:
-    """Something comes while the host still launches the second: the first ends at its time all the same."""
+@pytest.mark.parametrize("comes_s", [0.3, 0.4])
+def test_what_is_cut_short_before_it_begins_puts_nobody_off(comes_s: float) -> None:
+    """Something comes while the host still launches the second, or as it begins: the first ends at its time
+    all the same."""
 
     def program(m: Machine) -> Program:
         first = m.launch(toys("first", 15), stream="side")
@@ -552,10 +645,25 @@ def test_what_is_cut_short_before_it_begins_puts_nobody_off() -> None:
     simulation = Simulation(
         toy_price, roofline=toy_roofline, overheads=Overheads(launch_s=0.2), rows=True, rates=alone
     )
-    simulation.feed(0, "in", [(0.3, "item")])
+    simulation.feed(0, "in", [(comes_s, "item")])
     table = simulation.run(program).rows.table()
     assert table["start_s"].tolist() == pytest.approx([0.2, 0.4])
     assert table["end_s"].tolist() == pytest.approx([0.35, 0.5])
+
+
+def test_sources_of_prices_add_up_to_the_work_replay_by_replay() -> None:
+    """Of each, 5 replays: 10 hundredths that were measured, and 3 that are assumed."""
+
+    def price(op: Op) -> Price:
+        return replace(toy_price(op), source="assumed" if op["hundredths"] == 3 else "measured")
+
+    def program(m: Machine) -> Program:
+        graph = toys("g", 3, 4, 6)
+        yield m.wait(m.launch(graph, repeat=3))
+        yield m.wait(m.launch(graph, repeat=2))
+
+    trace = Simulation(price, roofline=toy_roofline, rows=True).run(program)
+    assert trace.rows.sources == {"measured": pytest.approx(0.5), "assumed": pytest.approx(0.15)}
 
 
 def curved(op: Op) -> Price:

@@ -1,10 +1,10 @@
 """What runs on one device at a time: against an exact fluid model; and a burst against its launches."""
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from math import sqrt
+from math import exp, sqrt
 
 import pytest
 from hypothesis import given, settings
@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from simcore.machine import laws
 from simcore.machine.machine import Machine, Overheads, Program, Ticket
 from simcore.machine.trace import Trace
-from simcore.ops.op import Graph, Size
-from simcore.sim.contention import Demand, max_min_rates, max_min_shares
+from simcore.ops.op import Graph, Publication, Size, put
+from simcore.sim.contention import Demand, max_min_rates, max_min_shares, shared_reads
 from simcore.sim.sharing import Listed, Piece, SharedDevice
 from simcore.sim.simulation import Simulation
 from tests.programs import toy, toy_price, toy_roofline, toys
@@ -287,12 +287,12 @@ def test_how_many_ran_of_a_burst_that_is_stopped(at: int) -> None:
 
 
 @pytest.mark.parametrize("rows", [False, True])
-@pytest.mark.parametrize(("kernel_s", "slower"), [(0.0, 1.0), (0.01, 2.0)])
+@pytest.mark.parametrize(("kernel_s", "slower"), [(0.0, 1.0), (0.01, 2.0), (0.03, 2.0)])
 def test_streams_share_the_thread_that_launches_their_kernels(
     kernel_s: float, slower: float, rows: bool
 ) -> None:
     """Graphs of 0.04 that take a host half of that are launched side by side; what it takes for their two
-    kernels makes that all of it, and then each of two gets every other turn."""
+    kernels makes that all of it, or more, and then each of two gets every other turn."""
     overheads = Overheads(launch_s=0.02, launch_kernel_s=kernel_s)
 
     def program(m: Machine) -> Program:
@@ -314,3 +314,65 @@ def test_a_piece_is_noted_once_a_moment() -> None:
     trace = Simulation(toy_price, roofline=toy_roofline, rates=max_min_rates).run(program)
     progress = {span.graph: [now_s for now_s, _ in span.progress] for span in trace.spans}
     assert progress == {"a": [0.0, pytest.approx(0.2)], "b": [0.0, pytest.approx(0.2), pytest.approx(0.4)]}
+
+
+def test_work_of_no_time_is_over_when_it_has_published() -> None:
+    device, said = SharedDevice(max_min_rates), list[str]()
+    hop = Publication("go", 0, put("hop", elements=1, axis="tensor", dtype="bf16"))
+    work = Listed([0.0], [Demand(0.0, 0.0)])
+    piece = Piece(work, lambda: said.append("ends"), lambda _: said.append("publishes"), deque([(0.0, hop)]))
+    device.start(piece, 0.0)
+    device.arrive(piece, 0.0)
+    assert said == ["publishes", "ends"]
+    assert not device.running
+
+
+# -- since when a stream works -------------------------------------------------------------------
+
+
+def _goes_on(m: Machine) -> Program:
+    m.launch(toys("first", 25), stream="a")
+    m.launch(toys("a", 50, memory=100), stream="a")
+    m.launch(toys("b", 100, memory=100), stream="b")
+    yield m.wait()
+
+
+def _begins_again(m: Machine) -> Program:
+    m.launch(toys("b", 100, memory=100), stream="b")
+    m.launch(toys("first", 25), stream="a")
+    yield m.recv("never", timeout_s=0.5)
+    m.launch(toys("a", 25, memory=100), stream="a")
+    yield m.wait()
+
+
+def _goes_on_as_its_host_sees(m: Machine) -> Program:
+    yield m.recv("never", timeout_s=0.5)
+    yield m.wait(m.launch(toys("first", 50), stream="a"))
+    m.launch(toys("a", 25, memory=100), stream="a")
+    m.launch(toys("b", 25, memory=100), stream="b")
+    yield m.wait()
+
+
+@pytest.mark.parametrize("rows", [False, True])
+@pytest.mark.parametrize(
+    ("program", "begins_s", "work_s", "apart_s"),
+    [
+        (_goes_on, 0.25, 0.5, 0.0),
+        (_begins_again, 0.5, 0.25, 0.5),
+        (_goes_on_as_its_host_sees, 1.0, 0.25, 0.5),
+    ],
+)
+def test_reads_are_shared_by_streams_that_began_to_work_together(
+    program: Callable[[Machine], Program], begins_s: float, work_s: float, apart_s: float, rows: bool
+) -> None:
+    """A stream works since it last was idle, however many launches ago. Two that only read, and began so far
+    apart, find exp(-apart / reuse) of what one of them reads in the cache, and each goes on at half the rate
+    that this leaves: 1 / (2 - that)."""
+    simulation = Simulation(toy_price, roofline=toy_roofline, rates=shared_reads(0.5), rows=rows)
+    trace = simulation.run(program)
+    if rows:
+        table = trace.rows.table()
+        (end_s,) = table["end_s"][table["graph"] == trace.rows.graphs["a"]].tolist()
+    else:
+        (end_s,) = [span.end_s for span in trace.spans if span.graph == "a"]
+    assert end_s == pytest.approx(begins_s + work_s * (2.0 - exp(-apart_s / 0.5)), rel=1e-9)

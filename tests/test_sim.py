@@ -913,3 +913,112 @@ def test_a_burst_meets_contention_replay_by_replay(machine: Contract) -> None:
     assert machine.same(
         [t for _, start, end in burst.op_times() for t in (start, end)], [0, 2, 2, 6, 6, 12, 12, 20]
     )
+
+
+# -- causes and order ----------------------------------------------------------------------------
+
+
+def test_the_cause_of_a_launch_is_its_host_where_the_stream_was_free_sooner() -> None:
+    """Launched at 25, 50, 75 and 100; the stream is free at 0, 50, 62 and 175."""
+
+    def program(m: Machine) -> Program:
+        for number, hundredths in enumerate((25, 12, 100, 1)):
+            m.launch(toys(f"g{number}", hundredths))
+        yield m.wait()
+
+    spans = simulated(program, overheads=Overheads(launch_s=0.25)).spans
+    assert [span.graph for span in spans] == ["g0", "g1", "g2", "g3"]
+    assert [(span.cause.span, span.cause.host) for span in spans] == [
+        (None, True), (spans[0].id, False), (None, True), (spans[2].id, False),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("looks", "busy", "last"), [("waits", 1, "theirs"), ("polls", 1, "theirs"), ("polls", 45, "own")]
+)
+def test_a_message_is_what_its_receiver_has_waited_for_unless_something_came_later(
+    looks: str, busy: int, last: str
+) -> None:
+    """It is sent at 30, when the sender has seen that its graph is done."""
+
+    def program(m: Machine) -> Program:
+        if m.rank == 0:
+            yield m.wait(m.launch(toys("theirs", 30)))
+            m.send("in", "done", 1)
+            return
+        yield m.wait(m.launch(toys("own", busy)))
+        if looks == "waits":
+            yield m.recv("in")
+        else:
+            yield m.recv("never", timeout_s=0.5)
+            assert m.poll("in") == ["done"]
+        m.launch(toys("next", 5))
+        yield m.wait()
+
+    spans = {span.graph: span for span in simulated(program, mesh={"tensor": 2}).spans}
+    cause = spans["next"].cause
+    assert (cause.span, cause.host) == (spans[last].id, True)
+
+
+def test_spans_that_end_together_stand_in_the_order_of_their_beginning() -> None:
+    """The first is looked at again, when the short one beside it has ended, and still comes first."""
+
+    def program(m: Machine) -> Program:
+        m.launch(toys(f"long {m.rank}", 100))
+        if m.rank == 0:
+            m.launch(toys("short", 25), stream="side")
+        yield m.wait()
+
+    trace = simulated(program, mesh={"tensor": 2})
+    assert [(span.graph, span.end_s) for span in trace.spans] == [
+        ("short", 0.25), ("long 0", 1.0), ("long 1", 1.0),
+    ]  # fmt: skip
+
+
+def test_a_loop_has_ended_when_its_host_has_done_what_it_asked() -> None:
+    """It launches, which takes its host half a second, and waits for nothing; meanwhile something comes."""
+
+    def loop(m: Machine) -> Program:
+        m.launch(A)
+        yield from ()
+
+    def program(m: Machine) -> Program:
+        m.mark("over", after=[m.spawn(loop(m))])
+        yield m.recv("in")
+
+    trace = simulated(program, overheads=Overheads(launch_s=0.5), feed={(0, "in"): [(0.25, "item")]})
+    assert [(mark.name, mark.at_s) for mark in trace.marks] == [("over", 0.5)]
+
+
+@pytest.mark.parametrize("rows", [False, True])
+def test_who_comes_back_from_a_wait_finds_what_came_meanwhile(rows: bool) -> None:
+    """Coming back takes from 25 to 75."""
+
+    def program(m: Machine) -> Program:
+        yield m.wait(m.launch(toys("g", 25)))
+        assert m.now() == 0.75
+        assert m.poll("in") == ["item"]
+
+    simulated(program, overheads=Overheads(wait_s=0.5), rows=rows, feed={(0, "in"): [(0.5, "item")]})
+
+
+@pytest.mark.parametrize("rows", [False, True])
+def test_who_receives_what_ends_a_launch_keeps_it_from_none(rows: bool) -> None:
+    """One loop receives what another rank sends at 25, and the launch ends at its next boundary."""
+
+    def receives(m: Machine) -> Program:
+        assert (yield m.recv("stops")) == "item"
+
+    def program(m: Machine) -> Program:
+        if m.rank == 1:
+            yield m.recv("never", timeout_s=0.25)
+            m.send("stops", "item", 0)
+            return
+        loop = m.spawn(receives(m))
+        ticket = m.launch(toys("s", 10), repeat=9, until="stops")
+        yield m.wait(ticket)
+        assert ticket.ran == 3
+        assert m.now() == pytest.approx(0.3)
+        yield m.wait(loop)
+
+    simulated(program, mesh={"tensor": 2}, rows=rows)
