@@ -1,6 +1,7 @@
 """The event clock: what it leaves out, nobody could have told."""
 
 import math
+from collections.abc import Callable
 
 import pytest
 import simpy
@@ -120,12 +121,41 @@ def test_processes_of_simpy_begin_when_they_are_started(begun_s: float) -> None:
     assert seen == [begun_s, begun_s + 2.0]
 
 
-def test_when_several_were_woken_the_clock_goes_on_at_once_again() -> None:
+@pytest.mark.parametrize("wake", [Clock.succeed, Clock.succeed_and_run])
+def test_when_several_were_woken_the_clock_goes_on_at_once_again(
+    wake: Callable[[Clock, simpy.Event], None],
+) -> None:
     clock, went = Clock(), list[bool]()
     event = clock.event()
     for _ in range(2):
         event.callbacks.append(lambda _: went.append(clock.try_advance(0.0)))
-    clock.call(1.0, lambda: clock.succeed_and_run(event))
+    clock.call(1.0, lambda: wake(clock, event))
     clock.call(2.0, lambda: went.append(clock.try_advance(0.5)))
     clock.run_all()
     assert went == [False, False, True]
+
+
+def test_nobody_advances_to_a_held_end_or_past_it() -> None:
+    clock, went = Clock(), list[bool]()
+    clock.call(0.25, lambda: went.extend(clock.try_advance(delay_s) for delay_s in (0.25, 0.5, 2.0, 0.125)))
+    clock.hold_end(0.5)
+    assert clock.run_to_held_end()
+    assert went == [False, False, False, True]
+    assert clock.now == 0.5
+
+
+def test_where_an_event_fails_a_held_end_is_not_reached() -> None:
+    """Nor does time go on before the error is raised, as the first thing of its moment."""
+    clock, said = Clock(), list[str]()
+
+    def fails() -> None:
+        clock.call(0.0, lambda: said.append("another"))
+        raise KeyError("broken")
+
+    clock.call(0.25, fails)
+    clock.hold_end(0.5)
+    assert not clock.run_to_held_end()
+    assert clock.now == 0.25
+    with pytest.raises(KeyError, match="broken"):
+        clock.run_all()
+    assert (clock.now, said) == (0.25, [])

@@ -30,7 +30,7 @@ from simcore.machine.machine import Overheads
 from simcore.models.decoder import Decoder, Dtypes
 from simcore.models.long_convolution import LongConvolution
 from simcore.sim import contention as contention_laws
-from simcore.sim.contention import Crowd, Demand, in_rounds, max_min_rates, shared_reads, throughput
+from simcore.sim.contention import Crowd, Demand, in_rounds, max_min_rates, off_by, shared_reads, throughput
 from simcore.validate.accuracy import contention, contention_cases
 from simcore.validate.accuracy.contention import read, write
 from simcore.validate.accuracy.contention_cases import (
@@ -216,6 +216,8 @@ def test_nobody_reads_or_computes_while_another_ones_kernel_keeps_it_out() -> No
     rates = shared_reads(0.0, 1.0, 1e-6)([reads, reads, keeps])
     # Each gets a third of the time; without the limit, they would go at 1/2, 1/2 and 1: 140 % of it.
     assert rates == pytest.approx([1 / 3 / 0.9, 1 / 3 / 0.9, 1 / 3 / 0.5])
+    # It may also read a third of the time, and a bit, itself.
+    assert shared_reads(0.0, 1.0, 1e-6)([reads, reads, replace(keeps, memory=0.34)]) == pytest.approx(rates)
     computes = replace(reads, memory=0.0, compute=0.9)
     assert shared_reads(0.0, 1.0, 1e-6)([computes, computes, keeps]) == pytest.approx(rates)
 
@@ -228,6 +230,18 @@ def test_arithmetic_is_divided_fairly_where_even_shares_of_the_memory_leave_it_f
     assert max_min_rates(running) == pytest.approx(expected)
     # Kernels of a microsecond keep nobody out.
     assert shared_reads(0.0, 1.0, 1e-6)(running) == pytest.approx(expected)
+    # Nor is it another way with the thread that launches them.
+    launched = [replace(one, compute=0.0, launch=one.compute) for one in running]
+    assert max_min_rates(launched) == pytest.approx(expected)
+    assert shared_reads(0.0, 1.0, 1e-6)(launched) == pytest.approx(expected)
+
+
+def test_kernels_that_leave_less_room_than_the_memory_go_in_rounds() -> None:
+    """Four that read for 55 % of their time, in kernels of 10 us of which each leaves 5 to the next one: a
+    round takes 4 x 10 - 3 x 5 us. The memory alone would let each go at 45 %."""
+    running = [Demand(0.55, 0.0, kernels_per_s=1e5)] * 4
+    assert max_min_rates(running) == pytest.approx([0.25 / 0.55] * 4)
+    assert shared_reads(0.0, 1.0, 5e-6)(running) == pytest.approx([10 / 25] * 4)
 
 
 def test_who_computes_is_kept_out_by_kernels_that_find_their_operands_in_the_cache() -> None:
@@ -249,6 +263,7 @@ def test_by_itself_the_law_is_the_fair_one_and_nobody_is_faster_than_alone() -> 
     running = [Demand(1.0, 0.0)] * 2
     assert shared_reads(0.0)(running) == max_min_rates(running) == [0.5, 0.5]
     assert throughput(2.0)(running) == [1.0, 1.0]
+    assert off_by(max_min_rates, 2.0)([Demand(1.0, 0.0)] * 3) == pytest.approx([2 / 3] * 3)
 
 
 def _swap(data: Any, crowd: Crowd, plain: list[Demand], new: Demand | None) -> None:

@@ -285,7 +285,9 @@ def test_what_is_stopped_as_it_begins_runs_as_often_beside_others_as_alone() -> 
 
         simulation = Simulation(toy_price, roofline=toy_roofline, rates=alone, rows=True)
         assert laws.violations(simulation.run(program)) == {}
-    assert ran[0] == ran[1] == (1, pytest.approx(0.35))
+    assert ran[0] == ran[1]
+    assert ran[0][0] == 1
+    assert ran[0][1] == pytest.approx(0.35)
 
 
 def test_what_is_stopped_before_it_begins_leaves_nothing_behind() -> None:
@@ -437,16 +439,30 @@ def test_a_host_works_events_off_where_it_waits_alone() -> None:
     assert len(events) == 5
 
 
-def test_what_only_waits_for_another_launch_takes_no_event_of_time() -> None:
+@pytest.mark.parametrize("rows", [True, False])
+def test_what_only_waits_for_another_launch_takes_no_event_of_time(rows: bool) -> None:
     def program(m: Machine) -> Program:
         first = m.launch(toys("first", 50), stream="side")
         yield m.wait(m.launch(toys("second", 25), after=[first]))
         assert (m.now(), events) == (0.75, [])
 
-    simulation = Simulation(toy_price, roofline=toy_roofline, rates=alone, rows=True)
+    simulation = Simulation(toy_price, roofline=toy_roofline, rates=alone, rows=rows)
     events, timeout = list[Any](), simulation.env.timeout
     simulation.env.timeout = lambda *a: events.append(a) or timeout(*a)  # type: ignore
     simulation.run(program)
+
+
+def test_a_row_tells_when_the_last_of_what_it_waited_for_was_done() -> None:
+    """One of them was done before the launch, and one was not."""
+
+    def program(m: Machine) -> Program:
+        both = [m.launch(toys(name, n), stream=name) for name, n in (("short", 25), ("long", 75))]
+        yield m.recv("never", timeout_s=0.5)
+        yield m.wait(m.launch(toys("next", 25), after=both))
+
+    trace = Simulation(toy_price, roofline=toy_roofline, rates=alone, rows=True).run(program)
+    last = {name: column[-1] for name, column in trace.rows.table().items()}
+    assert (last["ready_s"], last["start_s"], last["end_s"]) == (0.75, 0.75, 1.0)
 
 
 def test_hosts_begin_together() -> None:
@@ -664,6 +680,16 @@ def test_sources_of_prices_add_up_to_the_work_replay_by_replay() -> None:
 
     trace = Simulation(price, roofline=toy_roofline, rows=True).run(program)
     assert trace.rows.sources == {"measured": pytest.approx(0.5), "assumed": pytest.approx(0.15)}
+
+    def grows(m: Machine) -> Program:
+        graph = Graph("grows", (toy("fixed", 3), toy("growing", Size("n"))))
+        yield m.wait(m.launch(graph, sizes={"n": 4}, repeat=3))
+
+    trace = Simulation(price, roofline=toy_roofline, rows=True).run(grows)
+    assert trace.rows.sources == {
+        "measured": pytest.approx(0.04 + 0.05 + 0.06),
+        "assumed": pytest.approx(0.09),
+    }
 
 
 def curved(op: Op) -> Price:

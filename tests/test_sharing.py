@@ -304,16 +304,21 @@ def test_streams_share_the_thread_that_launches_their_kernels(
     Simulation(toy_price, overheads=overheads, rows=rows).run(program)
 
 
-def test_a_piece_is_noted_once_a_moment() -> None:
+@pytest.mark.parametrize("begins_s", [0.0, 0.25])
+def test_a_piece_is_noted_once_a_moment(begins_s: float) -> None:
     """Both begin at the same time and slow each other down from it on, and the longer one is alone later."""
 
     def program(m: Machine) -> Program:
+        yield m.recv("never", timeout_s=begins_s)
         both = [m.launch(toys(name, n, memory=100), stream=name) for name, n in (("a", 10), ("b", 30))]
         yield m.wait(*both)
 
     trace = Simulation(toy_price, roofline=toy_roofline, rates=max_min_rates).run(program)
     progress = {span.graph: [now_s for now_s, _ in span.progress] for span in trace.spans}
-    assert progress == {"a": [0.0, pytest.approx(0.2)], "b": [0.0, pytest.approx(0.2), pytest.approx(0.4)]}
+    assert progress == {
+        "a": pytest.approx([begins_s, begins_s + 0.2]),
+        "b": pytest.approx([begins_s, begins_s + 0.2, begins_s + 0.4]),
+    }
 
 
 def test_work_of_no_time_is_over_when_it_has_published() -> None:
@@ -340,14 +345,15 @@ def _goes_on(m: Machine) -> Program:
 def _begins_again(m: Machine) -> Program:
     m.launch(toys("b", 100, memory=100), stream="b")
     m.launch(toys("first", 25), stream="a")
-    yield m.recv("never", timeout_s=0.5)
+    yield m.recv("never", timeout_s=0.375)
     m.launch(toys("a", 25, memory=100), stream="a")
     yield m.wait()
 
 
 def _goes_on_as_its_host_sees(m: Machine) -> Program:
     yield m.recv("never", timeout_s=0.5)
-    yield m.wait(m.launch(toys("first", 50), stream="a"))
+    for _ in range(2):
+        yield m.wait(m.launch(toys("first", 25), stream="a"))
     m.launch(toys("a", 25, memory=100), stream="a")
     m.launch(toys("b", 25, memory=100), stream="b")
     yield m.wait()
@@ -358,7 +364,7 @@ def _goes_on_as_its_host_sees(m: Machine) -> Program:
     ("program", "begins_s", "work_s", "apart_s"),
     [
         (_goes_on, 0.25, 0.5, 0.0),
-        (_begins_again, 0.5, 0.25, 0.5),
+        (_begins_again, 0.375, 0.25, 0.375),
         (_goes_on_as_its_host_sees, 1.0, 0.25, 0.5),
     ],
 )

@@ -12,8 +12,10 @@ import pytest
 
 from simcore.machine import laws
 from simcore.machine.machine import DeadlockError, Machine, MismatchError, Overheads, Program, Verdict
-from simcore.machine.trace import Trace
+from simcore.machine.metrics import critical_path
+from simcore.machine.trace import Cause, Trace
 from simcore.ops.op import Graph, Publication, Size, fuse, put
+from simcore.sim.host import latest
 from simcore.sim.simulation import Simulation
 from tests.programs import meet, sends, toy, toy_price, toy_roofline, toys
 
@@ -1022,3 +1024,133 @@ def test_who_receives_what_ends_a_launch_keeps_it_from_none(rows: bool) -> None:
         yield m.wait(loop)
 
     simulated(program, mesh={"tensor": 2}, rows=rows)
+
+
+def test_of_two_causes_of_one_moment_the_first_counts() -> None:
+    assert latest(Cause(1, 0.5), Cause(2, 0.5)).span == 1
+    assert latest(Cause(1, 0.5), Cause(2, 0.75)).span == 2
+
+
+def test_a_stream_goes_on_whatever_its_host_does_when_it_comes_back() -> None:
+    """Receiving takes the host from 10 to 60; what is queued begins at 10."""
+
+    def program(m: Machine) -> Program:
+        first = m.launch(toys("first", 10))
+        m.launch(toys("second", 10))
+        yield m.wait(first)
+        assert (yield m.recv("in")) == "item"
+
+    trace = simulated(program, overheads=Overheads(message_s=0.5), feed={(0, "in"): [(0.0, "item")]})
+    assert [span.start_s for span in trace.spans] == pytest.approx([0.0, 0.1])
+
+
+@pytest.mark.parametrize("rows", [False, True])
+def test_an_item_ends_all_that_wait_for_one_of_its_inbox(rows: bool) -> None:
+    """Also a launch of two replays, and one launched when the item was there already."""
+
+    def program(m: Machine) -> Program:
+        both = [m.launch(toys(s, 20), stream=s, repeat=n, until="stops") for s, n in (("a", 9), ("b", 2))]
+        yield m.wait(*both)
+        late = m.launch(toys("late", 20), repeat=9, until="stops")
+        yield m.wait(late)
+        assert [ticket.ran for ticket in (*both, late)] == [1, 1, 1]
+
+    simulated(program, rows=rows, feed={(0, "stops"): [(0.1, "item")]})
+
+
+@pytest.mark.parametrize("sender", [0, 1])
+def test_what_comes_as_the_last_replay_ends_adds_none(sender: int) -> None:
+    """Another rank sends it at that very moment, when it comes back from a wait."""
+
+    def program(m: Machine) -> Program:
+        if m.rank == sender:
+            yield m.wait(m.launch(toys("first", 25)))
+            m.send("stops", "item", 1 - sender)
+            return
+        ticket = m.launch(toys("s", 25), repeat=2, until="stops", sets={m.flag("f"): 1})
+        yield m.wait(ticket)
+        assert ticket.ran == 2
+
+    simulated(program, mesh={"tensor": 2}, overheads=Overheads(wait_s=0.25))
+
+
+def test_a_burst_is_one_span_and_other_replays_are_counted() -> None:
+    def program(m: Machine) -> Program:
+        m.launch(toys("burst", 10), repeat=2)
+        m.launch(toys("replays", 10), repeat=3, sets={m.flag("f"): 1})
+        yield m.wait()
+
+    spans = simulated(program).spans
+    assert [(span.graph, span.replay) for span in spans] == [
+        ("burst", 0), ("replays", 0), ("replays", 1), ("replays", 2),
+    ]  # fmt: skip
+
+
+def test_what_is_stopped_before_its_turn_comes_runs_not_once() -> None:
+    def program(m: Machine) -> Program:
+        ticket = m.launch(toys("s", 10), repeat=9)
+        ticket.stop()
+        yield m.wait(ticket)
+        assert (ticket.ran, m.now()) == (0, 0.0)
+
+    assert simulated(program).spans == []
+
+
+@pytest.mark.parametrize("timeout_s", [0.0, 0.5, 1.0])
+def test_who_receives_nothing_has_waited_as_long_as_it_said(machine: Contract, timeout_s: float) -> None:
+    def program(m: Machine) -> Program:
+        assert (yield m.recv("nothing", timeout_s=timeout_s)) is None
+        assert machine.same([m.now()], [100 * timeout_s])
+
+    machine.run(program)
+
+
+def test_however_many_come_at_one_moment_they_are_polled_together() -> None:
+    polled: list[int] = []
+
+    def program(m: Machine) -> Program:
+        polled.append((yield m.recv("in")))
+        polled.extend(m.poll("in"))
+
+    simulated(program, feed={(0, "in"): [(0.5, number) for number in range(9)]})
+    assert polled == list(range(9))
+
+
+@pytest.mark.parametrize("spawned", [False, True])
+def test_the_path_to_a_mark_has_no_gaps(spawned: bool) -> None:
+    """The host launches until 50, a graph runs until 75, the host launches another one until 125."""
+
+    def works(m: Machine) -> Program:
+        yield m.wait(m.launch(toys("g", 25)))
+        m.launch(toys("h", 25))
+
+    def program(m: Machine) -> Program:
+        if spawned:
+            m.mark("here", [m.spawn(works(m))])
+            yield m.recv("never", timeout_s=2.0)
+        else:
+            yield from works(m)
+            m.mark("here")
+
+    trace = simulated(program, overheads=Overheads(launch_s=0.5))
+    (mark,) = trace.marks
+    path = critical_path(trace, mark)
+    assert [(piece.kind, piece.start_s, piece.end_s) for piece in path] == [
+        ("host", 0.0, 0.5), ("toy", 0.5, 0.75), ("host", 0.75, 1.25),
+    ]  # fmt: skip
+
+
+def test_a_rank_is_along_any_axis_from_itself() -> None:
+    def program(m: Machine) -> Program:
+        assert m.along("tensor") == m.rank
+        yield m.wait()
+
+    simulated(program, mesh={"tensor": 2})
+
+
+def test_a_collective_along_an_axis_that_is_not_there_is_refused() -> None:
+    def program(m: Machine) -> Program:
+        yield m.wait(m.launch(Graph("g", (meet("sum", 1, 2, "group"),))))
+
+    with pytest.raises(MismatchError, match="is for 2 ranks; axis 'group' has 1"):
+        simulated(program, mesh={"tensor": 2})

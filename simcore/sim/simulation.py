@@ -558,7 +558,8 @@ class Simulation:
             if launch.is_burst() and launch.piece is not None:
                 self.stop(launch)
             else:
-                launch.repeat = launch.ticket.ran + 1
+                # One replay more, unless the last one has just ended.
+                launch.repeat = min(launch.repeat, launch.ticket.ran + 1)
         elif launch.end is not None:
             return
         elif launch.work is None:
