@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from math import inf, nan
 from random import Random
 from typing import Any
@@ -690,6 +691,18 @@ def test_sources_of_prices_add_up_to_the_work_replay_by_replay() -> None:
         "measured": pytest.approx(0.04 + 0.05 + 0.06),
         "assumed": pytest.approx(0.09),
     }
+
+
+def test_what_runs_once_ends_at_its_price_to_the_last_bit_whatever_comes() -> None:
+    """Also where it says that an item ends it; taken up again at the item, some ends would be rounded."""
+    for hundredths, comes in product((11, 21, 29), range(1, 10)):
+
+        def program(m: Machine, hundredths: int = hundredths) -> Program:
+            yield m.wait(m.launch(toys("g", hundredths), until="stops"))
+
+        simulation = Simulation(toy_price, roofline=toy_roofline, rates=alone, rows=True)
+        simulation.feed(0, "stops", [(comes / 100, "item")])
+        assert simulation.run(program).rows.table()["end_s"].tolist() == [hundredths / 100]
 
 
 def curved(op: Op) -> Price:

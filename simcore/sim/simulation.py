@@ -631,11 +631,10 @@ class Simulation:
         self._start(launch.rank, piece)
         yield done
         launch.piece = None
-        if launch.is_burst():
-            launch.ticket.ran = piece.work.replays
         ops = replays[0].ops
-        if len(replays) > 1:
-            ops = tuple(priced for segment in replays[: piece.work.replays] for priced in segment.ops)
+        if launch.is_burst():
+            ran = launch.ticket.ran = piece.work.replays
+            ops = tuple(priced for segment in replays[:ran] for priced in segment.ops)
         self._record(id_, launch, stream.name, "run", start_s, cause, ops, piece.progress, replay)
         return Cause(id_, self.env.now)
 
