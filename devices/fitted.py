@@ -426,7 +426,6 @@ def write_fitted(profile: FittedProfile, folder: Path) -> None:
     """Writes profile.yaml and fits.csv into an existing folder; `read_fitted` reads the same profile, if a
     measured profile's points.csv is there too."""
     document = {key: value for key, value in asdict(profile).items() if key not in ("fits", "points")}
-    document["notes"] = list(profile.notes)
     if profile.contention is None:
         del document["contention"]
     _write_document(document, folder)

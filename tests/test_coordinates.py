@@ -10,7 +10,15 @@ import pytest
 import torch
 
 from simcore.devices.fit import fit_two
-from simcore.devices.interpolation import Measured, Role, coordinates, correction, operand_bytes, whole_tiles
+from simcore.devices.interpolation import (
+    Measured,
+    Role,
+    coordinates,
+    correction,
+    operand_bytes,
+    staying_bytes,
+    whole_tiles,
+)
 from simcore.devices.making import shape_text
 from simcore.devices.price import launches_and_floor, roofline
 from simcore.devices.spec import load_device
@@ -156,6 +164,45 @@ def test_large_tiles_do_not_stay_where_small_ones_do_not() -> None:
     assert not correction(fit, known[:2]).halves
     with pytest.raises(InputError, match=r"cache: a tile of .* is L2 and one of .* cold"):
         correction(fit, mixed)
+
+
+def test_tiles_stay_in_the_cache_up_to_the_largest_that_did() -> None:
+    known = [jumping(layers_of(n)) for n in (1, 4, 12, 36)]
+    sizes = {n: operand_bytes("tile_conv", dimensions(layers_of(n))) for n in (1, 4, 12, 36)}
+    stayed = [n for n in sizes if kept(layers_of(n))]
+    assert 1 < len(stayed) < len(sizes)
+    most = staying_bytes(known)
+    assert most == sizes[stayed[-1]]
+    fit = fit_two([(point.launches, point.floor_s, point.median_s) for point in known])
+    near, floor = correction(fit, known), roofline(load_device("h200-sxm"))
+    for point, n in zip(known, sizes, strict=True):
+        found = near.price(fit, layers_of(n), *launches_and_floor(layers_of(n), floor), "")
+        assert found is not None
+        assert (found.source, found.seconds) == ("measured", pytest.approx(point.median_s))
+    assert staying_bytes(known[: len(stayed)]) is staying_bytes(known[len(stayed) :]) is None
+
+
+@pytest.mark.parametrize(
+    ("stay", "cold"), [((1, 12), (4, 36)), ((4,), (4,)), ((4,), (1, 36)), ((1, 36), (4, 12))]
+)
+def test_a_tile_that_stays_is_smaller_than_all_that_do_not(
+    stay: tuple[int, ...], cold: tuple[int, ...]
+) -> None:
+    points = [
+        replace(jumping(layers_of(n)), cache=where)
+        for where, each in (("L2", stay), ("cold", cold))
+        for n in each
+    ]
+    with pytest.raises(InputError, match=r"cache: a tile of .* is L2 and one of .* cold"):
+        staying_bytes(points)
+
+
+def test_products_are_padded_whole_where_arithmetic_bounds_them() -> None:
+    """From 257 rows on, which are 272: 16 more at a time up to 512."""
+    for m, padded in ((257, 272), (300, 304), (500, 512), (1000, 1024)):
+        shape = {"m": m, "n": 8, "k": 8}
+        assert coordinates("matmul", shape)["m"] == padded
+        assert whole_tiles("matmul", shape) == padded / m
 
 
 def test_the_grid_has_both_sides_of_where_a_tile_stays_in_the_cache() -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from simcore.devices.fit import Fit
 from simcore.devices.interpolation import Correction, Measured, correction
+from simcore.input.files import InputError
 from simcore.ops.op import Op, Price, Work
 
 FIT = Fit(0.0, 1.0, 0.5, 2.0, 9, 1e-9, 1e3)
@@ -157,8 +158,9 @@ def test_between_points_a_price_may_be_below_its_floor_and_beyond_them_not() -> 
     assert not beyond.cached
     assert (beyond.source, beyond.seconds, beyond.low_s) == ("roofline", FLOOR_S, FLOOR_S)
     # At the floor itself it is the fit that says so.
-    exact = priced(near({(10, 1): 1.0, (20, 1): 1.0}), 40, 1)
-    assert exact.source == "extrapolated"
+    exact = near({(10, 1): 1.0, (20, 1): 1.0})
+    assert priced(exact, 40, 1).source == "extrapolated"
+    assert not priced(exact, 14, 1).cached
 
 
 def test_shapes_of_the_same_coordinates_count_by_their_mean() -> None:
@@ -191,6 +193,71 @@ def test_the_interval_is_of_points_left_out_one_by_one() -> None:
     ]
     assert sorted(found.errors) == pytest.approx(sorted(expected))
     assert found.low < 1.0 < found.high
+
+
+def test_two_points_say_of_each_other_how_far_off_they_are() -> None:
+    found = correction(FIT, [measured(1, 1, 2.0), measured(2, 1, 3.0)])
+    assert sorted(found.errors) == pytest.approx([log(2 / 3), log(3 / 2)])
+    # Not judged, nothing is said.
+    assert (near({(1, 1): 2.0}).errors.size, correction(FIT, [measured(1, 1, 2.0)], judged=False).low) == (
+        0,
+        1,
+    )
+    assert correction(FIT, [measured(1, 1, 2.0)], judged=False).high == 1.0
+
+
+def cube(m: int, n: int, k: int, factor: float = 2.0) -> Measured:
+    return Measured("made_up", f"m={m};n={n};k={k}", "bf16", 1, FLOOR_S, FLOOR_S * factor)
+
+
+def test_a_dimension_that_follows_another_is_no_further_coordinate() -> None:
+    """n is m wherever it was measured, at either k: between, that is enough; off that line nothing is known."""
+    found = correction(FIT, [cube(2**i, 2**i, k) for i in range(4) for k in (1, 3)], judged=False)
+    for m, n, k, source in (
+        (3, 3, 1, "interpolated"),
+        (3, 3, 2, "interpolated"),
+        (4, 4, 2, "interpolated"),
+        (3, 4, 1, "extrapolated"),
+        (4, 3, 1, "extrapolated"),
+    ):
+        op = replace(op_at(m, n), shape=(("m", m), ("n", n), ("k", k)))
+        price = found.price(FIT, op, 1, FLOOR_S, "c")
+        assert price is not None
+        assert (price.source, price.seconds) == (source, pytest.approx(2.0 * FLOOR_S)), (m, n, k)
+
+
+def test_a_dimension_of_few_values_does_not_follow_one_of_many() -> None:
+    """m decides n, and n does not decide m: both are coordinates, and n = 1 says nothing of m = 8."""
+    found = near({(1, 1): 2.0, (2, 1): 2.0, (4, 2): 4.0, (8, 2): 4.0})
+    assert priced(found, 8, 1).source == "extrapolated"
+    assert priced(found, 6, 2).source == "interpolated"
+
+
+def test_shapes_of_other_dimensions_are_not_mixed_and_not_priced() -> None:
+    with pytest.raises(InputError, match="made_up: shapes differ in which dimensions they have"):
+        correction(FIT, [measured(1, 1, 2.0), cube(1, 1, 1)])
+    table = near({(1, 1): 2.0, (2, 1): 3.0})
+    assert table.price(FIT, replace(op_at(1, 1), shape=(("n", 1),)), 1, FLOOR_S, "c") is None
+    assert table.error(FIT, Measured("made_up", "n=1", "bf16", 1, FLOOR_S, FLOOR_S)) is None
+
+
+@pytest.mark.parametrize(
+    "shape", ["m=16;n", "m=16;n=", "m=16;=2", "m=16;m=16", "m=16;n=-1", "m=16;n=2.5", ""]
+)
+def test_a_shape_is_names_with_numbers(shape: str) -> None:
+    with pytest.raises(ValueError, match="shape: .* is not as in"):
+        Measured("made_up", shape, "bf16", 1, FLOOR_S, FLOOR_S)
+
+
+@pytest.mark.parametrize("field", ["median_s", "floor_s"])
+def test_times_of_hours_are_no_measurements_and_those_of_a_nanosecond_are(field: str) -> None:
+    for seconds, allowed in ((1e-9, True), (9999.0, True), (10_001.0, False), (0.0, False), (-1.0, False)):
+        times = {"median_s": FLOOR_S, "floor_s": FLOOR_S, field: seconds}
+        if allowed:
+            assert getattr(Measured("made_up", "m=1", "bf16", 1, **times), field) == seconds
+        else:
+            with pytest.raises(ValueError, match=field):
+                Measured("made_up", "m=1", "bf16", 1, **times)
 
 
 @pytest.mark.parametrize("times", [0.1, 2.0, 0.0999, 2.001])

@@ -122,6 +122,9 @@ def test_a_peak_by_hand() -> None:
     assert ServedDecoder(small).profile_bytes(10, 1, 0) == workspace + layers
     # Half of the MLP's columns are a rank's, all of the hidden state.
     assert ServedDecoder(small, 2).profile_bytes(10, 1, 0) == workspace + 10 * (3 * 8 + 4 * 4) * 2
+    # Without a gate, the MLP's input and what becomes of it.
+    plain = replace(small, gated=False)
+    assert ServedDecoder(plain).profile_bytes(10, 1, 0) == workspace + 10 * (2 * 16 + 4 * 4) * 2
 
 
 def test_what_an_iteration_as_a_whole_is_by_hand() -> None:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, cast
 
 import numpy as np
 import pytest
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from simcore.devices import fitted as fitted_module
 from simcore.devices.fit import LEAST_CHECKS, Fit, checked_interval, fit_two
 from simcore.devices.fitted import Birth, FitRow, FittedProfile, parse_where, write_fitted
+from simcore.devices.interpolation import Measured
 from simcore.devices.price import launches_and_floor, pricer, roofline
 from simcore.devices.profile import load_profile
 from simcore.devices.spec import load_device
@@ -116,6 +117,12 @@ def test_checks_cover_what_comes_next_whatever_its_distribution(n: int) -> None:
     assert np.mean(inside) == pytest.approx(0.9, abs=0.012)
 
 
+def test_as_many_checks_as_nine_in_ten_of_one_more_can_be_counted_in() -> None:
+    """The k-th smallest of n errors is above 9 in 10 of one more for k = 0.9 (n + 1), which has to be among
+    them."""
+    assert next(n for n in range(1, 99) if 9 * (n + 1) <= 10 * n) == LEAST_CHECKS
+
+
 def test_an_interval_covers_what_another_process_finds(monkeypatch: pytest.MonkeyPatch) -> None:
     """All times of a kind a little longer or shorter, nine in ten times by up to 0.57 %, as two calibrations
     of a card do: the mean of 2,000 has a standard error of 0.004. Without what is added for it 0.72 are
@@ -203,6 +210,13 @@ def row(kind: str, where: str = "", **other: Any) -> FitRow:
     """A line of fits.csv."""
     given = {"kernel_s": 2e-6, "efficiency": 0.01, "low": 0.9, "high": 1.3, "n": 9} | other
     return FitRow(kind=kind, where=where, least_floor_s=1e-11, most_floor_s=1e-4, source="test", **given)
+
+
+def test_the_interval_of_a_line_may_begin_and_end_at_its_fit() -> None:
+    assert (row("norm", low=1.0, high=1.0).low, row("norm", low=1.0).high) == (1.0, 1.3)
+    for ends in ({"low": 1.01}, {"high": 0.99}):
+        with pytest.raises(ValueError, match="low <= 1 <= high does not hold"):
+            row("norm", **ends)
 
 
 @pytest.mark.parametrize("where", ["dtype", "dtype=fp31", "m=5;m=6", "=5", "m=5-16", "dtype=fp32;"])
@@ -294,6 +308,88 @@ def test_a_kind_without_a_line_has_the_price_of_the_roofline() -> None:
     op = decode_attention(batch=1, q_heads=4, kv_heads=2, head_dim=16, context=64, dtype="fp32")
     assert PROFILE.row(op) is None
     assert pricer(CPU, profile=PROFILE)(op) == pricer(CPU)(op)
+
+
+def point(m: int, seconds: float, role: Literal["fit", "check"] = "fit", dtype: str = "bf16") -> Measured:
+    launches, floor_s = launches_and_floor(product(m, dtype), roofline(CPU))
+    return Measured("matmul", f"m={m};n=256;k=128", dtype, launches, floor_s, seconds, role)
+
+
+def measured(lines: list[FitRow], *points: Measured) -> FittedProfile:
+    fits, birth = tuple(lines), replace(cast(Birth, PROFILE.birth), points=len(points))
+    return replace(PROFILE, granularity="measured", fits=fits, birth=birth, points=points)
+
+
+def test_a_line_is_general_where_others_of_its_kind_are_of_single_shapes_within_it() -> None:
+    """What has one value more narrows it; a range, another value or another kind does not."""
+    general = ["", "dtype=fp32", "dtype=fp16;m=1..9"]
+    own = ["dtype=fp32;n=8", "dtype=bf16", "dtype=fp16;m=1..9;n=8", "dtype=fp32;m=17..", "dtype=fp8;n=8"]
+    lines = [row("matmul", where) for where in (*general, *own)]
+    ranges = [row("norm"), row("norm", "tokens=5..16"), row("rotary", "tokens=1")]
+    profile = measured([*lines, *ranges], point(1, 1e-5))
+    assert [line.where for line in lines if profile.is_general(line)] == general
+    assert not any(profile.is_general(line) for line in ranges)
+    assert not any(replace(profile, granularity="fitted", points=()).is_general(line) for line in lines)
+
+
+def test_checks_tell_how_far_prices_are_off_that_do_not_use_them() -> None:
+    """A tenth longer than the price between its neighbours, and not those of a line that is general."""
+    fits = [point(16, 2e-5), point(64, 8e-5)]
+    plain = measured([row("matmul")], *fits)
+    between_s = pricer(CPU, profile=plain)(product(32, "bf16")).seconds
+    check = point(32, 1.1 * between_s, "check")
+    ((told, off),) = measured([row("matmul")], *fits, check).errors()
+    assert (told, off) == (check, pytest.approx(math.log(1.1)))
+    assert not [*measured([row("matmul"), row("matmul", "n=999")], *fits, check).errors()]
+    assert not [*measured([row("matmul", "n=999")], *fits, check).errors()]
+
+
+@pytest.fixture
+def measured_folder(tmp_path: Path) -> Path:
+    """A product and a tile at three shapes; the largest tile alone did not stay in the cache."""
+    tile = "layers={};batch=1;channels=64;side=4;outputs=4;stored_bytes=4"
+    tiles = [
+        Measured("tile_conv", tile.format(n), "fp32", 1, 1e-6, 1e-5, cache="cold" if n == 9 else "L2")
+        for n in (1, 3, 9)
+    ]
+    profile = measured([row("matmul"), row("tile_conv")], point(16, 2e-5), *tiles)
+    write_fitted(profile, tmp_path)
+    names = ("kind", "shape", "dtype", "launches", "floor_s", "median_s", "role", "warm_s", "cache")
+    lines = [[str(getattr(each, name) or "") for name in names] for each in profile.points]
+    (tmp_path / "points.csv").write_text("\n".join(map(",".join, [list(names), *lines])) + "\n")
+    return tmp_path
+
+
+def test_a_measured_profile_is_read_with_its_points(measured_folder: Path) -> None:
+    found = load_profile("cpu", str(measured_folder))
+    assert isinstance(found, FittedProfile)
+    assert [(p.kind, p.cache) for p in found.points] == [
+        ("matmul", ""), ("tile_conv", "L2"), ("tile_conv", "L2"), ("tile_conv", "cold")
+    ]  # fmt: skip
+    path = measured_folder / "points.csv"
+    # A table of before operands in the cache were measured has no such times.
+    path.write_text(path.read_text().replace("role,warm_s,cache", "role,cache").replace("fit,,", "fit,"))
+    assert load_profile("cpu", str(measured_folder)) == found
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("median_s", "median", "points.csv: has no column median_s"),
+        ("fit,,cold", "fit,,L2", None),
+        ("fit,,L2", "fit,,cold", "points.csv: tile_conv: cache: a tile of .* is L2 and one of .* cold"),
+    ],
+)
+def test_faults_of_points_are_told_in_one_line(
+    measured_folder: Path, old: str, new: str, message: str | None
+) -> None:
+    edited("points.csv", old, new)(measured_folder)
+    if message is None:
+        load_profile("cpu", str(measured_folder))
+        return
+    with pytest.raises(InputError, match=message) as caught:
+        load_profile("cpu", str(measured_folder))
+    assert "\n" not in str(caught.value)
 
 
 def edited(file: str, old: str, new: str) -> Callable[[Path], None]:

@@ -133,6 +133,27 @@ def test_what_is_kept_comes_back_to_the_bit(tmp_path: Path, end: Any) -> None:
         assert all(a[name].tobytes() == b[name].tobytes() for name in a)
 
 
+def test_what_one_process_finds_is_told_to_another_once() -> None:
+    """And only what was not known makes prices worth keeping again."""
+    rank, groups, asked = known_of(6)
+    for each in asked:
+        GraphPricer(rank.price, rank.roofline, groups=groups).ramp(rank.model.decode, *each)
+    found = groups.fresh()
+    assert {name: (each.costs, each.lines) for name, each in found.items()} == {
+        name: (each.costs, each.lines) for name, each in groups.known.items()
+    }
+    assert all(each.costs for each in found.values())
+    assert groups.fresh() == {}
+    other = PricedGroups(rank.price, rank.roofline, groups.known)
+    assert not other.grown
+    other.add({})
+    assert not other.grown
+    empty = PricedGroups(rank.price, rank.roofline)
+    empty.add(found)
+    assert empty.grown
+    assert empty.known == groups.known
+
+
 def test_prices_of_anything_else_are_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another device or profile (the key), another rank, other code."""
     rank, groups, asked = known_of(4)

@@ -413,6 +413,19 @@ def test_ops_that_cannot_be(given: dict[str, object], named: str) -> None:
         method_of(linear_attention_step(batch=1, heads=1, rank=1, dim=1, dtype="fp32", decay=False))
 
 
+def test_an_op_keeps_its_state_and_makes_its_mask_at_once() -> None:
+    """Unless it is told otherwise; recursion ends at 32 rows, as in the paper's section 5.1."""
+    for method in ALL:
+        plain = an_op(method, 100)
+        assert plain == an_op(method, 100, states=True, mask_by_rows=False)
+        assert (plain["block"] == 0) == (method in ("vanilla", "causal_dot_product", "causal_dot_product_torch",
+                                                    "fleet_torch"))  # fmt: skip
+    lengths = {32: 0, 33: 1}
+    for length, halved in lengths.items():
+        names = [part.name for part in an_op("recursion", length).parts]
+        assert names.count("read_state") == halved
+
+
 # -- memory --------------------------------------------------------------------------------------
 
 

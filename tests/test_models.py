@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from simcore.models.decoder import STYLES, Decoder, Dtypes, Style, why_not
 from simcore.models.decoder_config import DecoderConfig, ModelError, config_from_hugging_face, load_config
+from simcore.models.served_decoder import ServedDecoder
 from simcore.ops.op import Graph, Op
 
 MODELS = Path(__file__).parents[1] / "scenarios" / "models"
@@ -383,3 +384,38 @@ def test_weights_in_memory_are_those_that_matmuls_read(model: Decoder, ranks: in
     table = 2 * model.config.vocab * model.config.hidden
     tables = table / ranks + table
     assert model.weight_bytes == pytest.approx(model.config.layers * layer + tables)
+
+
+def test_layers_alone_have_neither_embedding_nor_head() -> None:
+    layers = Decoder(TOY, outside=False)
+    assert layers.weight_bytes == 2.0 * 3 * sum(TOY.layer_weights.values())
+    assert layers.read_bytes(10) == layers.weight_bytes + layers.kv_bytes(10)
+
+
+def test_a_token_reads_its_rank_s_part_of_a_table_that_is_also_the_head() -> None:
+    """Of a vocabulary that ranks do not divide, with one row of zeros more."""
+    tied = replace(TOY, vocab=101, tied_embeddings=True)
+    layers = 2.0 * 3 * sum(TOY.layer_weights.values()) / 4
+    assert Decoder(tied, ranks=4).read_bytes(0) == layers + 2.0 * 26 * 48
+    assert Decoder(replace(tied, tied_embeddings=False), ranks=4).read_bytes(0) == layers + 2.0 * 26 * 48
+
+
+@pytest.mark.parametrize(("style", "width"), [("all_reduce", 48), ("scatter_gather", 12)])
+def test_groups_exchange_a_rank_s_residual_stream_and_its_new_keys_and_values(
+    style: Style, width: int
+) -> None:
+    """Summed up, each of 4 ranks has all of the stream; scattered, a fourth."""
+    model = Decoder(TOY, ranks=4, batch=5, style=style)
+    (op_,) = model.exchange(3).ops
+    assert op_["elements"] == 3 * 5 * (width + 2 * 1 * 4)
+    assert {o["hidden"] for o in model.after.ops if o.kind == "residual"} == {width}
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4, 12])
+def test_a_server_attends_with_the_heads_of_its_decoder(ranks: int) -> None:
+    (own,) = Decoder(TOY, ranks=ranks).attend.ops
+    for graph in (ServedDecoder(TOY, ranks).decode, ServedDecoder(TOY, ranks).prefill):
+        served = next(op for op in graph.ops if "attention" in op.kind)
+        assert [served[name] for name in ("q_heads", "kv_heads", "head_dim")] == [
+            own[name] for name in ("q_heads", "kv_heads", "head_dim")
+        ]

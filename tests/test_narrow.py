@@ -8,6 +8,7 @@ from math import sqrt
 
 import pytest
 
+from simcore.devices.fitted import FitRow, FittedProfile
 from simcore.devices.narrow import price_narrow
 from simcore.devices.price import pricer, roofline
 from simcore.devices.profile import load_profile
@@ -98,6 +99,18 @@ def test_prices_of_a_card_that_nobody_measured_are_called_so() -> None:
     price = pricer(A100)(product("w4a16_g128_zp"))
     assert price.source == "roofline"
     assert roofline(A100)(product("w4a16_g128_zp")).seconds <= price.low_s
+    # By products of bf16 on the same roofline: over as many columns, and over as many bytes.
+    whole, few = pricer(A100)(product("bf16")), pricer(A100)(product("bf16", n=1024))
+    plain = pricer(A100)(product("w4a16"))
+    assert plain.seconds == pytest.approx(sqrt(whole.seconds * few.seconds))
+    assert plain.high_s == whole.high_s
+
+
+def test_products_of_which_a_profile_has_none_are_priced_by_the_roofline_of_their_own() -> None:
+    norms = FitRow("norm", 1e-6, 0.5, 0.9, 1.1, 3, 0.0, 1.0, "by hand")
+    profile = FittedProfile("toy", "toy", "by hand", "h200-sxm", "fitted", (norms,), {})
+    own = H200.kernel_s + FLOOR(product("w4a16")).seconds / H200.hbm_efficiency.value
+    assert pricer(H200, profile=profile)(product("w4a16")).seconds == pytest.approx(own)
 
 
 # -- whole models ----------------------------------------------------------------------------------

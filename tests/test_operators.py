@@ -383,6 +383,17 @@ def test_the_chosen_split_is_the_cheapest_of_all_that_could_be() -> None:
         assert every[chosen - 1] <= 1.02 * min(every)
 
 
+@pytest.mark.parametrize("context", [1, 63, 64, 127, 128, 640, 9000])
+def test_a_block_has_at_least_the_rows_of_a_tile(context: int) -> None:
+    """Of 64 rows: as many parts as have so many each, by powers of two and by whole waves."""
+    one = method_op("flash_decoding", **{**SIZES, "batch": 1}, context=context)
+    assert one["splits"] == 1
+    found = split_choices(one, A100.processors)
+    most = max(1, context // 64)
+    powers = {2**i for i in range(20) if 2**i <= most}
+    assert powers <= set(found) <= set(range(1, most + 1))
+
+
 def test_long_contexts_are_split_and_many_sequences_are_not() -> None:
     price = pricer(A100)
     alone = flash_decoding(**{**SIZES, "batch": 1}, context=65536, splits=1)

@@ -12,6 +12,7 @@ import simcore
 from simcore.devices.price import pricer, roofline, summed
 from simcore.devices.profile import Assumed, Profile, load_profile
 from simcore.devices.spec import DeviceSpec, load_device
+from simcore.input.files import InputError
 from simcore.ops import op as ops
 from simcore.ops.op import Op, Price, Work
 
@@ -179,6 +180,48 @@ def test_a_whole_is_as_far_off_as_its_early_part_where_that_is_trusted_less() ->
     assert whole.low_s < whole.seconds < whole.high_s
 
 
+def test_a_whole_keeps_its_own_ends_where_its_early_part_is_trusted_as_much() -> None:
+    """Both printed, the early part roughly."""
+    row = replace(TABLE3.rows[0], op="speculative_attention", context_tokens=8192, nanoseconds=50e3,
+                  plus_minus_ns=100.0)  # fmt: skip
+    early = replace(
+        row, op="decode_attention", context_tokens=512, nanoseconds=20e3, plus_minus_ns=9e3, row=2
+    )
+    plain = replace(TABLE3, rows=(row, early), assumed={})
+    found = pricer(load_device("h100-sxm"), profile=plain, ranks=row.ranks)(speculative())
+    assert ends_us(found) == pytest.approx((49.9, 50.0, 50.1))
+    assert (found.source, found.early_s) == ("published", pytest.approx(20e-6))
+
+
+def test_an_early_part_may_take_no_time_at_all() -> None:
+    row = replace(TABLE3.rows[0], op="speculative_attention", context_tokens=8192, nanoseconds=50e3,
+                  plus_minus_ns=100.0)  # fmt: skip
+    nothing = {"decode_attention": Assumed(0.0, "for the test")}
+    profile = replace(TABLE3, rows=(row,), assumed=nothing)
+    found = pricer(load_device("h100-sxm"), profile=profile, ranks=row.ranks)(speculative())
+    assert (found.early_s, found.source) == (0.0, "assumed")
+    assert ends_us(found) == pytest.approx((0.0, 50.0, 50.1))
+
+
+def test_a_printed_time_below_what_the_datasheet_allows_is_refused() -> None:
+    """Except one that is assumed."""
+    spec = load_device("h100-sxm")
+    least_s = roofline(spec)(speculative()).seconds
+    for share, refused in ((0.99, True), (1.01, False)):
+        row = replace(TABLE3.rows[0], op="speculative_attention", context_tokens=8192,
+                      nanoseconds=1e9 * share * least_s)  # fmt: skip
+        price = pricer(spec, profile=replace(TABLE3, rows=(row,)), ranks=row.ranks)
+        if refused:
+            with pytest.raises(InputError, match="at least by its datasheet"):
+                price(speculative())
+        else:
+            assert price(speculative()).seconds == pytest.approx(share * least_s)
+    assumed = {"speculative_attention": Assumed(least_s / 2, "for the test")}
+    other = replace(TABLE3.rows[0], op="norm", context_tokens=None)
+    price = pricer(spec, profile=replace(TABLE3, rows=(other,), assumed=assumed), ranks=other.ranks)
+    assert price(speculative()).seconds == pytest.approx(least_s / 2)
+
+
 def test_an_early_part_that_is_assumed_is_no_longer_than_the_whole() -> None:
     spec = load_device("h100-sxm")
     for seconds in (1e-6, 1.0):
@@ -198,6 +241,9 @@ def test_a_sum_has_the_sums_of_ends_and_the_first_early_part() -> None:
     assert found.early_s == 1.75
     assert found.source == "roofline"
     assert summed(parts[:1]).early_s is None
+    # What one of its parts reads from a cache bounds the sum no more.
+    assert not found.cached
+    assert summed([*parts, replace(parts[0], cached=True)]).cached
 
 
 def test_a_row_for_all_contexts_is_no_faster_than_the_datasheet_at_a_long_one() -> None:

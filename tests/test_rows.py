@@ -19,11 +19,11 @@ import pytest
 from simcore.machine import laws
 from simcore.machine.machine import Machine, Overheads, Program, Ticket, Wait
 from simcore.machine.trace import ROW, Gauge, Rows, Trace
-from simcore.ops.op import Graph, Op, Price, Size
+from simcore.ops.op import Graph, Op, Price, Size, SourceKind
 from simcore.sim.bursts import Piece as Replays
 from simcore.sim.clock import Clock
 from simcore.sim.contention import Rates, alone, max_min_rates, shared_reads
-from simcore.sim.graph_pricer import GraphPricer
+from simcore.sim.graph_pricer import GraphPricer, PricedGroups
 from simcore.sim.sharing import IDLE, Listed, Piece, SharedDevice
 from simcore.sim.simulation import Simulation
 from tests.programs import sends, toy, toy_price, toy_roofline, toys
@@ -738,6 +738,152 @@ def test_once_settled_prices_do_not_depend_on_what_was_asked_before() -> None:
         }
         found.append([total_s[size] for size in sizes])
     assert found[0] == found[1]
+
+
+def kinked(op: Op) -> Price:
+    """A ten-thousandth more from 48 and from 96 on: lines of their own, which a curve takes as one."""
+    size = op["hundredths"]
+    seconds = 1e-3 * size * (1.0001 if size >= 96 else 1.00005 if size >= 48 else 1.0)
+    return Price(seconds, seconds, seconds, "measured", "toy")
+
+
+def of_kinked(since: int, until: int, price: Callable[[Op], Price] = kinked) -> float:
+    """Seconds at all sizes from `since` to before `until`."""
+    return sum(price(toy("x", size)).seconds for size in range(since, until))
+
+
+def bends_within(low: float, high: float) -> Callable[[Op], Price]:
+    """Kinked, and a curve between two sizes."""
+    return lambda op: curved(op) if low <= op["hundredths"] < high else kinked(op)
+
+
+def test_settled_prices_are_curves_only_where_they_are() -> None:
+    """Lines near sizes that were no curve before stay exact, whatever is read after."""
+    graph_pricer = GraphPricer(bends_within(1000, inf), toy_roofline)
+    before, after = growing(1), growing(1)
+
+    def total_s(graph: Graph, size: int) -> float:
+        return graph_pricer.ramp(graph, {"hundredths": size}, {"hundredths": 1}, 20).total_s
+
+    assert total_s(before, 40) == pytest.approx(of_kinked(40, 60), rel=1e-9)
+    graph_pricer.settle()
+    for graph in (before, after):
+        total_s(graph, 70_000)
+        assert total_s(graph, 90) == pytest.approx(of_kinked(90, 110), rel=1e-9)
+    assert total_s(after, 40) == pytest.approx(of_kinked(40, 60), rel=1e-9)
+
+
+@pytest.mark.parametrize(("low", "high", "exact"), [(1000, 100_000, True), (131_072, inf, False)])
+def test_prices_probed_at_long_contexts_are_curves_everywhere_or_nowhere(
+    low: float, high: float, exact: bool
+) -> None:
+    """From 131,072 on a bend counts; between, and whatever is read first, it does not."""
+    for sizes in ((40, 70_000), (70_000, 40)):
+        graph_pricer = GraphPricer(bends_within(low, high), toy_roofline)
+        graph_pricer.settle_by_probes()
+        graph = growing(1)
+        total_s = {
+            size: graph_pricer.ramp(graph, {"hundredths": size}, {"hundredths": 1}, 20).total_s
+            for size in sizes
+        }
+        plain_s = of_kinked(40, 60)
+        assert (total_s[40] == pytest.approx(plain_s, rel=1e-9)) == exact
+        assert total_s[40] == pytest.approx(plain_s, rel=6e-4)
+
+
+def in_two(name: str = "pair") -> Graph:
+    """An op that reads two sizes."""
+    plain = toy(name, Size("hundredths"), memory=50)
+    return Graph("two", (replace(plain, shape=(*plain.shape, ("rows", Size("rows")))),))
+
+
+def test_the_probe_is_of_some_sequences_and_not_of_none() -> None:
+    """Without rows the price is no curve, with rows it is."""
+
+    def price(op: Op) -> Price:
+        return curved(op) if op["hundredths"] > 1000 and op["rows"] else kinked(op)
+
+    graph_pricer = GraphPricer(price, toy_roofline)
+    graph_pricer.settle_by_probes()
+    sizes = {"hundredths": 40, "rows": 3}
+    total_s = graph_pricer.ramp(in_two(), sizes, {"hundredths": 1}, 20).total_s
+    assert total_s != pytest.approx(of_kinked(40, 60), rel=1e-9)
+
+
+def test_that_prices_are_curves_is_found_out_once_and_only_where_they_are_read() -> None:
+    """For all values of what does not grow; a second burst in the same power of two asks for nothing."""
+    asked = list[int]()
+
+    def price(op: Op) -> Price:
+        asked.append(op["hundredths"])
+        return curved(op)
+
+    def asks(size: int, rows: int) -> int:
+        asked.clear()
+        graph_pricer.ramp(graph, {"hundredths": size, "rows": rows}, {"hundredths": 1}, 20)
+        return len(asked)
+
+    groups, graph = PricedGroups(price, toy_roofline), in_two()
+    graph_pricer = GraphPricer(price, toy_roofline, groups=groups)
+    first = asks(5000, 1)
+    assert 4096 <= min(asked) <= max(asked) < 8192
+    (known,) = groups.known.values()
+    places = set(known.lines)
+    assert asks(5001, 1) == 0
+    # Nor does another pricer that knows what this one found.
+    other = GraphPricer(price, toy_roofline, groups=groups)
+    other.ramp(graph, {"hundredths": 5002, "rows": 1}, {"hundredths": 1}, 20)
+    assert set(known.lines) == places
+    assert 0 < asks(5000, 2) < first / 5
+    assert 0 < asks(10_000, 1) < first / 5
+
+
+@pytest.mark.parametrize("replays", range(1, 12))
+@pytest.mark.parametrize("advance", [None, 1, 3, -1])
+def test_a_burst_ends_where_its_price_jumps(replays: int, advance: int | None) -> None:
+    """At a power of two, and within one: whatever of it lies beyond is priced there."""
+
+    def price(op: Op) -> Price:
+        size = op["hundredths"]
+        seconds = 1e-3 * size * (1.0 if size < 48 else 2.0 if size < 64 else 5.0)
+        return Price(seconds, seconds, seconds, "measured", "toy")
+
+    graph_pricer, graph = GraphPricer(price, toy_roofline), growing(1)
+    by = 1 if advance is None else advance
+    for begin in (42, 58, 66, 52):
+        sizes = [begin + i * by for i in range(replays)]
+        found = graph_pricer.ramp(
+            graph, {"hundredths": begin}, None if advance is None else {"hundredths": by}, replays
+        )
+        assert found.total_s == pytest.approx(sum(price(toy("x", size)).seconds for size in sizes))
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 1000])
+def test_a_burst_has_the_source_of_most_of_its_price(size: int) -> None:
+    """Of two ops at its first size: of one that takes longer, and of one that is measured at size 1 alone."""
+
+    def price(op: Op) -> Price:
+        long = op.name == "op1"
+        known: SourceKind = "measured" if op["hundredths"] < 2 else "extrapolated"
+        seconds = 1e-3 * op["hundredths"] * (3.0 if long else 1.0)
+        return Price(seconds, seconds, seconds, known if long else "roofline", "toy")
+
+    cost = GraphPricer(price, toy_roofline).ramp(growing(2), {"hundredths": size}, {"hundredths": 1}, 5)
+    sources: dict[SourceKind, float] = {}
+    cost.origin.count(cost.total_s, 5, sources)
+    assert sources == {"measured" if size == 1 else "extrapolated": pytest.approx(cost.total_s)}
+
+
+def test_two_sizes_of_one_op_grow_beside_one_that_does_not() -> None:
+    def price(op: Op) -> Price:
+        seconds = 1e-6 * op["hundredths"] * op["rows"] * op["width"]
+        return Price(seconds, seconds, seconds, "measured", "toy")
+
+    plain = in_two().ops[0]
+    graph = Graph("three", (replace(plain, shape=(*plain.shape, ("width", Size("width")))),))
+    sizes = {"hundredths": 40, "rows": 3, "width": 7}
+    found = GraphPricer(price, toy_roofline).ramp(graph, sizes, {"hundredths": 1, "rows": 2}, 9)
+    assert found.total_s == pytest.approx(sum(1e-6 * (40 + i) * (3 + 2 * i) * 7 for i in range(9)))
 
 
 # -- boundaries ------------------------------------------------------------------------------------------

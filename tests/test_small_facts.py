@@ -6,7 +6,7 @@ from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ import pytest
 from simcore.devices.price import launches_and_floor
 from simcore.machine.machine import Flag, Machine, Program
 from simcore.machine.trace import Trace, write_chrome_trace
-from simcore.models.long_convolution import LongConvolution
+from simcore.models.long_convolution import LongConvolution, Mixer
 from simcore.ops.convolution import (
     Implementation,
     conv_carry,
@@ -295,7 +295,7 @@ def test_memory_of_tiles_is_counted_buffer_by_buffer(
     assert (plain.cached, plain.temporaries) == (0.0, 0.0)
 
 
-@pytest.mark.parametrize(("inputs", "outputs"), [(5, 4), (64, 64), (100, 1)])
+@pytest.mark.parametrize(("inputs", "outputs"), [(5, 4), (64, 64), (100, 1), (1, 1), (2, 1)])
 def test_a_stretch_moves_each_buffer_as_often_as_its_kernels_do(inputs: int, outputs: int) -> None:
     """2 sequences of 3 channels in fp32: inputs, sums, taps, three spectra, and the whole inverse again."""
     batch, channels, number = 2, 3, 4
@@ -311,6 +311,41 @@ def test_a_stretch_moves_each_buffer_as_often_as_its_kernels_do(inputs: int, out
         transforms = 2 * lanes + channels
         products = 6 * lanes * (order // 2 + 1)
         assert op.work.flops == transforms * rfft_flops(order) + products
+
+
+@pytest.mark.parametrize("prompt", [-1, 8, 9])
+def test_a_model_has_a_position_to_generate(prompt: int) -> None:
+    with pytest.raises(ValueError, match=f"prompt is {prompt}; 0 to 7 of 8 tokens"):
+        LongConvolution(1, 4, 8, prompt=prompt)
+    assert LongConvolution(1, 4, 8, prompt=7).generated == 1
+
+
+@pytest.mark.parametrize("block", ["mlp", "gate"])
+def test_weights_and_filters_are_those_of_the_mixer(block: Literal["mlp", "gate"]) -> None:
+    """3 layers of 8 channels in fp16, 2 sequences of 64 positions. Queries and keys of linear attention have
+    5 numbers each; a filter that depends on data is projected, and each sequence has its own."""
+    plain = LongConvolution(3, 8, 64, batch=2, block=block, rank=5)
+    own = 8 * 16 + 16 * 8 if block == "mlp" else 8 * 8
+    found = {
+        mixer: (model.weight_bytes, model.filter_bytes)
+        for mixer in get_args(Mixer)
+        for model in (replace(plain, mixer=mixer),)
+    }
+    assert found == {
+        "convolution": (2 * 3 * own, 2 * 3 * 64 * 8),
+        "data_dependent_convolution": (2 * 3 * (own + 8 * 8), 2 * 3 * 2 * 64 * 8),
+        "linear_attention": (2 * 3 * (own + 8 * 5 + 8 * 5), 0),
+    }
+
+
+def test_graphs_that_a_model_has_made_are_no_part_of_it() -> None:
+    used, fresh = LongConvolution(2, 8, 64), LongConvolution(2, 8, 64)
+    (tile,) = used.tile(4, 4).ops
+    assert (tile["layers"], len(used.tile(4, 4, sequential=True).ops)) == (2, 2)
+    assert used == fresh
+    assert hash(used) == hash(fresh)
+    (wider,) = replace(used, channels=16).tile(4, 4).ops
+    assert wider["channels"] == 16
 
 
 def test_a_case_is_called_by_all_that_tells_it_from_others() -> None:
