@@ -418,10 +418,9 @@ def test_an_op_keeps_its_state_and_makes_its_mask_at_once() -> None:
     for method in ALL:
         plain = an_op(method, 100)
         assert plain == an_op(method, 100, states=True, mask_by_rows=False)
-        assert (plain["block"] == 0) == (method in ("vanilla", "causal_dot_product", "causal_dot_product_torch",
-                                                    "fleet_torch"))  # fmt: skip
-    lengths = {32: 0, 33: 1}
-    for length, halved in lengths.items():
+    for method in ("vanilla", "causal_dot_product", "causal_dot_product_torch", "fleet_torch"):
+        assert an_op(method, 100)["block"] == 0
+    for length, halved in ((32, 0), (33, 1)):
         names = [part.name for part in an_op("recursion", length).parts]
         assert names.count("read_state") == halved
 

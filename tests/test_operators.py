@@ -386,7 +386,8 @@ def test_the_chosen_split_is_the_cheapest_of_all_that_could_be() -> None:
 @pytest.mark.parametrize("context", [1, 63, 64, 127, 128, 640, 9000])
 def test_a_block_has_at_least_the_rows_of_a_tile(context: int) -> None:
     """Of 64 rows: as many parts as have so many each, by powers of two and by whole waves."""
-    one = method_op("flash_decoding", **{**SIZES, "batch": 1}, context=context)
+    sizes: dict[str, Any] = {**SIZES, "batch": 1}
+    one = method_op("flash_decoding", **sizes, context=context)
     assert one["splits"] == 1
     found = split_choices(one, A100.processors)
     most = max(1, context // 64)
