@@ -209,7 +209,7 @@ def cube(m: int, n: int, k: int, factor: float = 2.0) -> Measured:
 
 
 def test_a_dimension_that_follows_another_is_no_further_coordinate() -> None:
-    """n is m wherever it was measured, at either k: between, that is enough; off that line nothing is known."""
+    """n is m wherever it was measured, at either k: between, that is enough; off that line it is not."""
     found = correction(FIT, [cube(2**i, 2**i, k) for i in range(4) for k in (1, 3)], judged=False)
     for m, n, k, source in (
         (3, 3, 1, "interpolated"),

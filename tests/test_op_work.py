@@ -62,6 +62,17 @@ def test_a_collective_sends_the_parts_of_the_others_and_computes_nothing(
     assert work.wire_bytes == passes * WIDTH * BYTES * (ranks - 1) / ranks
 
 
+def test_a_whole_iteration_multiplies_each_weight_and_attends_to_each_cached_token() -> None:
+    """3 sequences over 50 cached tokens; for each token and element of q: with a key, and with a value."""
+    model = {"parameters": 1000, "width": 8, "weight_bytes": 2000, "kv_bytes": 16}
+    for op in (
+        ops.iteration(sequences=3, kv_tokens=50, **model),
+        ops.pre_processing(prompt_tokens=3, kv_tokens=50, **model),
+    ):
+        assert op.work.flops == 2 * 1000 * 3 + (2 + 2) * 8 * 50
+        assert op.work.hbm_bytes == 2000 + 16 * 50
+
+
 # -- fused and placed ops --------------------------------------------------------------------------------
 
 

@@ -346,6 +346,8 @@ def test_graphs_that_a_model_has_made_are_no_part_of_it() -> None:
     assert hash(used) == hash(fresh)
     (wider,) = replace(used, channels=16).tile(4, 4).ops
     assert wider["channels"] == 16
+    # Of one sequence from its first position on.
+    assert (wider["batch"], used.generated) == (1, 64)
 
 
 def test_a_case_is_called_by_all_that_tells_it_from_others() -> None:
