@@ -396,6 +396,8 @@ def test_weights_in_groups_take_what_their_arrays_take(bits: int, group: int, ze
     stored = weights.nbytes + scales.nbytes + zeros.nbytes
     name = f"w{bits}a16_g{group}{'_zp' if zero_point else ''}"
     assert DTYPE_BYTES[name] * rows * columns == stored
+    # A scale for a whole column is next to nothing.
+    assert DTYPE_BYTES[f"w{bits}a16"] * rows * columns == weights.nbytes
 
 
 # -- tickets and words -----------------------------------------------------------------------------------
