@@ -10,9 +10,10 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+import simcore
 from simcore.cli import app
 from simcore.sim import kept
-from simcore.sim.graph_pricer import ENDS, GraphPricer, PricedGroups
+from simcore.sim.graph_pricer import ENDS, SOURCES, GraphPricer, Known, PricedGroups
 from simcore.sim.kept import COST, STRETCH, KeptPrices, _known, cache_folder
 from tests.test_ramps import on_device
 from tests.thorough import first, slow
@@ -264,3 +265,42 @@ def test_arrays_of_another_shape_are_no_prices(wrong: str) -> None:
     }  # fmt: skip
     with pytest.raises(ValueError, match="not what they must be"):
         _known("x", arrays | {f"x.{wrong}": np.zeros((1, 2))})
+
+
+@pytest.mark.parametrize("gone", [False, True])
+def test_who_interrupts_a_write_is_told_and_leaves_no_draft(
+    gone: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if the draft has been moved or deleted by then."""
+
+    def interrupted(draft: Any, **_: Any) -> None:
+        if gone:
+            os.unlink(draft.name)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(np, "savez", interrupted)
+    _, groups, _ = known_of(6)
+    groups.known["x"] = Known(("tokens",), {})
+    with pytest.raises(KeyboardInterrupt):
+        KeptPrices("k", tmp_path).save(1, groups.known)
+    assert not list((tmp_path / "prices").iterdir())
+
+
+def test_the_code_that_counts_is_that_of_the_package_alone() -> None:
+    """Not what lies beside it: tests, or the other packages of an installation."""
+    assert Path(simcore.__file__).parent == kept.ROOT
+
+
+@pytest.mark.parametrize("number", [np.nan, np.inf])
+@pytest.mark.parametrize("part", ["costs", "lines"])
+def test_numbers_that_are_not_finite_are_no_prices(part: str, number: float) -> None:
+    """Not even one of them."""
+    arrays = {
+        "x.reads": np.array(["tokens"]), "x.costs": np.ones((2, COST)), "x.lines": np.ones((2, STRETCH)),
+        "x.shares": np.ones((2, len(SOURCES), len(ENDS))), "x.keys": np.array([[1], [2]]),
+        "x.places": np.array([[0, 0, 3, 0, 2, 0]]),
+    }  # fmt: skip
+    assert len(_known("x", arrays).costs) == 2
+    arrays[f"x.{part}"][1, 2] = number
+    with pytest.raises(ValueError, match="not finite"):
+        _known("x", arrays)

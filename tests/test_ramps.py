@@ -24,7 +24,7 @@ from simcore.assembly import assemble
 from simcore.models.served_decoder import ServedDecoder, decode_sizes, growth, step_sizes
 from simcore.ops.op import Floor, Graph, Op, Price, Pricer, Roofline, SourceKind
 from simcore.scenario import parse_scenario
-from simcore.sim.bursts import Bends, BurstCost, Curve, lines
+from simcore.sim.bursts import NOTHING, Bends, BurstCost, Curve, Origin, Piece, lines
 from simcore.sim.graph_pricer import GraphPricer
 from tests.thorough import first
 
@@ -223,6 +223,8 @@ def assert_around(ramp: BurstCost, random: Random) -> None:
         until_s, demand = ramp.demand_at(until_s)
         assert until_s == ramp.end_s(ramp.next_change(replay))
         assert demand == ramp.demand(replay)
+    # At its end it is still at its last replay.
+    assert ramp.demand_at(until_s) == (ramp.total_s, ramp.demand(ramp.replays - 1))
 
 
 def assert_shortened(make: Callable[[], BurstCost], listed: Listed, random: Random) -> None:
@@ -395,6 +397,11 @@ def test_bursts_by_tables(seed: int, ranks: int, whole: bool) -> None:
         [(1024, 3), (1280, 7), (1536, 4), (1792, 1), (2047, 5)],
         [(1024, 1), (1536, 1), (1792, 2), (2047, 1)],
         [(1024, 2), (1280, 1), (1536, 2), (2047, 2)],
+        # Only in the middle: its quarters lie on the line between its ends.
+        [(1024, 2), (1279, 2), (1535, 3), (1791, 2), (2047, 2)],
+        # Only in its second quarter, only in its third.
+        [(1024, 2), (1279, 3), (1535, 2), (2047, 2)],
+        [(1024, 2), (1535, 2), (1791, 3), (2047, 2)],
         [(1024, 2), (2046, 2), (2047, 9)],
         [(1024, 9), (1025, 2), (2047, 2)],
     ],
@@ -507,6 +514,21 @@ def test_a_price_that_is_a_curve_is_taken_as_short_lines() -> None:
     assert len(asked) < first / 10
 
 
+@pytest.mark.parametrize("power", [0.3, 1.3, 2.0])
+def test_a_curve_is_taken_as_lines_within_three_hundredths_of_a_percent(power: float) -> None:
+    """At every size, a hundredth of that for what lies between the sizes that are looked at."""
+    curve = Curve(partial(lines, lambda size: (size**power, 0.0, 0.0, 0.0)))
+    for size in range(1, 1 << 13):
+        stretch = curve.at(size)
+        found = stretch.cost[0] + (size - stretch.start) * stretch.slope[0]
+        assert found == pytest.approx(size**power, rel=3e-4 * 1.01)
+
+
+def test_replays_that_ask_for_nothing_are_alike_even_if_the_first_takes_no_time() -> None:
+    piece = Piece(0, 6, 0.0, NOTHING, (1e-3, 0.0, 0.0, 0.0))
+    assert [piece.last_like(i) for i in range(6)] == [5] * 6
+
+
 @pytest.mark.parametrize("end", ["value", "low", "high"])
 def test_shares_by_source_add_up_to_the_time_at_each_end(end: Any) -> None:
     """Every second of a step has a source, at its prices and at both ends of their intervals."""
@@ -517,3 +539,26 @@ def test_shares_by_source_add_up_to_the_time_at_each_end(end: Any) -> None:
     cost.origin.count(cost.total_s, 1, sources)
     assert sum(sources.values()) == pytest.approx(cost.total_s, rel=REL)
     assert all(0.0 < seconds <= cost.total_s * (1.0 + REL) for seconds in sources.values())
+
+
+def test_a_price_without_any_line_is_taken_pair_by_pair_until_there_are_too_many() -> None:
+    """Any two neighbours lie on a line: 2,048 pairs from 4,096 on, twice as many from 8,192 on."""
+    random = Random(3)
+    prices = [random.uniform(1.0, 2.0) for _ in range(1 << 14)]
+    curve = Curve(partial(lines, lambda size: (prices[size], 0.0, 0.0, 0.0)))
+    for size in range(4096, 8192, 7):
+        stretch = curve.at(size)
+        found = stretch.cost[0] + (size - stretch.start) * stretch.slope[0]
+        assert found == pytest.approx(prices[size], rel=REL)
+    with pytest.raises(ValueError, match="over 2048 times between 8192 and 16383"):
+        curve.at(10_000)
+
+
+def test_a_burst_of_one_source_counts_its_time_to_the_bit() -> None:
+    """Not what its fixed part and the remainder add up to again."""
+    random = Random(4)
+    for _ in range(50):
+        fixed_s, total_s, replays = random.random(), random.uniform(100.0, 200.0), random.randint(1, 99)
+        sources: dict[SourceKind, float] = {}
+        Origin((("measured", fixed_s),), "measured").count(total_s, replays, sources)
+        assert sources == {"measured": total_s}

@@ -3,7 +3,8 @@
 import pytest
 
 from simcore.ops import op as ops
-from simcore.ops.op import Floor, Graph, Op, Price
+from simcore.ops.op import Floor, Graph, Op, Price, Publication
+from simcore.sim.contention import Demand
 from simcore.sim.segments import Cuts
 
 
@@ -57,3 +58,26 @@ def test_no_graph_keeps_more_of_a_resource_busy_than_there_is(
     (segment,) = cuts.of(Graph("step", two), {})
     assert segment.seconds == pytest.approx(2.0)
     assert (segment.demand.memory, segment.demand.compute) == demand
+
+
+def test_what_takes_no_time_asks_for_nothing() -> None:
+    """Whatever its floor says: it must not slow down what runs beside it, not even for an instant."""
+    free = Cuts(lambda _: Price(0.0, 0.0, 0.0, "assumed", "free"), lambda _: Floor(2.0, 3.0, 0.0))
+    ahead = Graph("free", (ops.norm("norm", tokens=1, hidden=8, dtype="bf16"),))
+    for graph in (ahead, Graph("empty", ())):
+        (segment,) = free.of(graph, {})
+        assert (segment.seconds, segment.demand) == (0.0, Demand(0.0, 0.0))
+
+
+def test_a_publication_leaves_by_the_time_since_the_last_collective() -> None:
+    """Each segment's work counts from its own beginning: 2 and 3 microseconds before the op that publishes,
+    which takes 5 and has no early part."""
+    alone = [ops.norm(f"norm{n}", tokens=n, hidden=8, dtype="bf16") for n in (2, 3, 5)]
+    reduce = ops.all_reduce("sum", elements=8, ranks=2, axis="tensor", dtype="bf16")
+    put = ops.put("put", elements=8, axis="tensor", dtype="bf16")
+    for before in ((), (alone[0], reduce)):
+        graph_ops = (*before, *alone)
+        published = Publication("s", len(graph_ops) - 1, put)
+        *_, last = Cuts(price, roofline).of(Graph("step", graph_ops, (published,)), {})
+        ((leaves_s, publication),) = last.publications
+        assert (leaves_s, publication) == (pytest.approx(10e-6), published)

@@ -4,8 +4,11 @@ A tape that changes on purpose is written anew by  SIMCORE_UPDATE_TAPES=1 python
 and read again before it is committed.
 """
 
+import re
 from collections.abc import Callable, Sequence
+from inspect import isfunction, signature
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -15,7 +18,7 @@ from simcore.models.decoder import STYLES, Decoder, Style
 from simcore.models.decoder_config import DecoderConfig
 from simcore.models.long_convolution import LongConvolution
 from simcore.models.served_decoder import ServedDecoder
-from simcore.ops.op import Graph
+from simcore.ops.op import Graph, norm
 from simcore.schedules.alspec import alspec
 from simcore.schedules.alspec_pipelined import alspec_pipelined
 from simcore.schedules.concurrent_instances import concurrent_instances
@@ -29,7 +32,8 @@ from simcore.schedules.lazy import lazy
 from simcore.schedules.relaxed_tiling import relaxed_tiling
 from simcore.schedules.temporal_fusion import temporal_fusion
 from simcore.schedules.tensor_parallel import tensor_parallel
-from simcore.sim.tape import Tape, record
+from simcore.sim.host import SimMachine
+from simcore.sim.tape import Tape, _TapeMachine, folded, record
 from simcore.workload.requests import Journal, Request
 from tests.as_written import are_as_written
 
@@ -232,3 +236,57 @@ def test_a_tape_shows_all_that_a_launch_says() -> None:
         "rank 1  side  g: attention | after empty, signal never of rank 0 | context 7 | repeat 3"
         " | when f > 2 | sets rank 0 f = f == 0, f = 1",
     ]
+
+
+def test_a_signal_of_no_named_rank_is_its_own() -> None:
+    def program(m: Machine) -> Program:
+        m.launch(Graph("g", ()), after=[m.signal("s")], when=m.flag("f").nonzero())
+        yield m.wait()
+
+    assert record(program).lines == ["rank 0  main  g: - | after signal s of rank 0 | when f != 0"]
+
+
+def unfolded(text: str) -> list[str]:
+    """The names of a folded text, one by one."""
+    return [
+        name
+        for times, several, one in re.findall(r"(\d+) x \(([^)]*)\)|(\S+)", text)
+        for name in ([one] if one else int(times) * several.split())
+    ]
+
+
+def test_a_folded_text_says_each_op_in_order() -> None:
+    """Of random sequences of few ops, nearly all of which repeat something."""
+    random = Random(0)
+    toys = [norm(name, tokens=1, hidden=1, dtype="bf16") for name in "abc"]
+    for _ in range(2000):
+        sequence = [random.choice(toys[: random.randint(1, 3)]) for _ in range(random.randint(1, 6))]
+        sequence = sequence * random.randint(1, 5) + random.choices(toys, k=random.randint(0, 3))
+        assert unfolded(folded(sequence)) == [op.name for op in sequence]
+
+
+def test_four_equal_layers_are_folded_and_three_are_not() -> None:
+    a, b, c = (norm(name, tokens=1, hidden=1, dtype="bf16") for name in "abc")
+    assert folded([a] * 4) == "4 x (a)"
+    assert folded([c, *[a, b] * 4]) == "c 4 x (a b)"
+    assert folded([c, *[a, b] * 5, a]) == "c 5 x (a b) a"
+    assert folded([a, b] * 3) == "a b a b a b"
+    assert folded([a, b, a, c, a, c, a, b]) == "a b a c a c a b"
+
+
+def test_a_single_request_is_served_to_its_end() -> None:
+    """Its prompt's pass and then a step for each token but the first."""
+    tape = serving_tape(dynamic_batching, [(3.0, 4)], window_s=1.0, max_batch=2, capacity=40)
+    assert sum(repeat for _, _, repeat in tape.graphs) == 4
+
+
+@pytest.mark.parametrize("machine", [SimMachine, _TapeMachine])
+def test_what_a_program_leaves_out_is_the_same_on_every_machine(machine: type) -> None:
+    verbs = [name for name, verb in vars(Machine).items() if isfunction(verb) and not name.startswith("_")]
+    assert len(verbs) > 10
+    for verb in verbs:
+        said = signature(getattr(Machine, verb)).parameters
+        here = signature(getattr(machine, verb)).parameters
+        assert {name: one.default for name, one in here.items()} == {
+            name: one.default for name, one in said.items()
+        }
