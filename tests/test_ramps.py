@@ -524,6 +524,16 @@ def test_a_curve_is_taken_as_lines_within_three_hundredths_of_a_percent(power: f
         assert found == pytest.approx(size**power, rel=3e-4 * 1.01)
 
 
+def test_the_replay_at_work_is_found_from_any_guess() -> None:
+    """Rounding puts the first guess a replay too early or too late, at the first and the last replay too."""
+    random = Random(6)
+    for _ in range(300):
+        count, first_s = random.choice([2, 3, 5, 20]), 10 ** random.uniform(-6.0, 0.0)
+        steeper_s = random.choice([10 ** random.uniform(-12.0, 2.0), -random.random() / count])
+        pieces = [Piece(0, count, 0.0, (first_s, 0.0, 0.0, 0.0), (first_s * steeper_s, 0.0, 0.0, 0.0))]
+        assert_inverse(BurstCost(pieces))
+
+
 def test_replays_that_ask_for_nothing_are_alike_even_if_the_first_takes_no_time() -> None:
     piece = Piece(0, 6, 0.0, NOTHING, (1e-3, 0.0, 0.0, 0.0))
     assert [piece.last_like(i) for i in range(6)] == [5] * 6
