@@ -24,7 +24,7 @@ from simcore.assembly import assemble
 from simcore.models.served_decoder import ServedDecoder, decode_sizes, growth, step_sizes
 from simcore.ops.op import Floor, Graph, Op, Price, Pricer, Roofline, SourceKind
 from simcore.scenario import parse_scenario
-from simcore.sim.bursts import NOTHING, Bends, BurstCost, Curve, Origin, Piece, lines
+from simcore.sim.bursts import NOTHING, Bends, BurstCost, Curve, Origin, Piece, Straight, lines
 from simcore.sim.graph_pricer import GraphPricer
 from tests.thorough import first
 
@@ -522,6 +522,28 @@ def test_a_curve_is_taken_as_lines_within_three_hundredths_of_a_percent(power: f
         stretch = curve.at(size)
         found = stretch.cost[0] + (size - stretch.start) * stretch.slope[0]
         assert found == pytest.approx(size**power, rel=3e-4 * 1.01)
+
+
+def test_a_small_bend_is_kept_where_there_are_few() -> None:
+    """One much smaller than what a curve may be off."""
+    curve = Curve(partial(lines, lambda size: (size + 1e-5 * max(0, size - 3000), 0.0, 0.0, 0.0)))
+    for size in range(2048, 4096):
+        stretch = curve.at(size)
+        found = stretch.cost[0] + (size - stretch.start) * stretch.slope[0]
+        assert found == pytest.approx(size + 1e-5 * max(0, size - 3000), rel=REL)
+
+
+def test_what_is_known_to_be_a_curve_is_not_asked_for_its_lines() -> None:
+    asked = list[tuple[int, bool]]()
+
+    def found(octave: int, curved: bool) -> list[Straight]:
+        asked.append((octave, curved))
+        return [Straight(1 << octave >> 1, (1 << octave) - 1, NOTHING, NOTHING)]
+
+    curve = Curve(found, Bends(found=True, settled=True))
+    for size in (5, 6, 300, 7):
+        curve.at(size)
+    assert asked == [(3, True), (9, True)]
 
 
 def test_the_replay_at_work_is_found_from_any_guess() -> None:

@@ -24,6 +24,7 @@ from simcore.sim.bursts import Piece as Replays
 from simcore.sim.clock import Clock
 from simcore.sim.contention import Rates, alone, max_min_rates, shared_reads
 from simcore.sim.graph_pricer import GraphPricer, PricedGroups
+from simcore.sim.rows import RowLaunch
 from simcore.sim.sharing import IDLE, Listed, Piece, SharedDevice
 from simcore.sim.simulation import Simulation
 from tests.programs import sends, toy, toy_price, toy_roofline, toys
@@ -418,6 +419,14 @@ def test_hosts_that_work_events_off_leave_the_same_bytes(seed: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Clock, "can_hold_end", lambda _: False)
         assert hosts_of(seed) == quick
+
+
+@pytest.mark.parametrize("seed", [14, 26, 58, 1, 2])
+def test_a_waiter_that_runs_at_once_leaves_the_same_bytes(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one that is woken in its turn; the first seeds have a launch stopped at the moment it begins."""
+    found = hosts_of(seed)
+    monkeypatch.setattr(RowLaunch, "finish_last", RowLaunch.finish)
+    assert hosts_of(seed) == found
 
 
 def test_a_host_works_events_off_where_it_waits_alone() -> None:
