@@ -191,6 +191,19 @@ def test_the_code_of_devices_counts(linked: bool, tmp_path: Path, monkeypatch: p
         before = after
 
 
+def test_code_of_another_name_is_other_code_and_none_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kept, "ROOT", tmp_path)
+    assert kept.code_digest.__wrapped__() is None
+    found = set[str | None]()
+    for name in ("a.py", "b.py"):
+        (tmp_path / name).write_text("a = 1\n")
+        found.add(kept.code_digest.__wrapped__())
+        (tmp_path / name).unlink()
+    assert len(found - {None}) == 2
+
+
 @slow
 @pytest.mark.parametrize(
     "changed",
@@ -242,6 +255,20 @@ def test_the_oldest_files_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert [bool(store.load(ranks)) for ranks in range(1, 5)] == [False, True, True, True]
 
 
+def test_what_was_read_last_is_kept_longer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kept, "MOST_FILES", 2)
+    rank, groups, asked = known_of(5)
+    GraphPricer(rank.price, rank.roofline, groups=groups).ramp(rank.model.decode, *asked[0])
+    store = KeptPrices("k", tmp_path)
+    for ranks in (1, 2):
+        store.save(ranks, groups.known)
+    for file in (tmp_path / "prices").iterdir():
+        os.utime(file, (1e9, 1e9))
+    assert store.load(1)
+    store.save(3, groups.known)
+    assert [bool(store.load(ranks)) for ranks in (1, 2, 3)] == [True, False, True]
+
+
 def test_where_prices_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     for off in ("", "none"):
         monkeypatch.setenv("SIMCORE_CACHE", off)
@@ -279,10 +306,8 @@ def test_who_interrupts_a_write_is_told_and_leaves_no_draft(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(np, "savez", interrupted)
-    _, groups, _ = known_of(6)
-    groups.known["x"] = Known(("tokens",), {})
     with pytest.raises(KeyboardInterrupt):
-        KeptPrices("k", tmp_path).save(1, groups.known)
+        KeptPrices("k", tmp_path).save(1, {"x": Known(("tokens",), {})})
     assert not list((tmp_path / "prices").iterdir())
 
 

@@ -1,7 +1,9 @@
 """Facts of single functions that no run of a whole study tells apart: streams of draws, tickets, messages."""
 
+import gc
 import gzip
 import json
+from contextlib import suppress
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -27,6 +29,7 @@ from simcore.ops.op import DTYPE_BYTES, Floor, Op, Publication, Work, activation
 from simcore.scenario import parse_scenario
 from simcore.schedules.dynamic_batching import fitting
 from simcore.sim.contention import off_by
+from simcore.sim.garbage import no_collections
 from simcore.sim.host import Cause, SimTicket
 from simcore.sim.simulation import Simulation
 from simcore.sim.tape import one_second, record
@@ -543,3 +546,18 @@ def test_a_tape_s_inbox_ends_with_its_last_request() -> None:
 
     record(program, inbox=[Request(i, at_s, 5, 1, 1) for i, at_s in enumerate((0.0, 5.0, 9.0))])
     assert came == [0.0, 5.0, 9.0]
+
+
+@pytest.mark.parametrize("on", [True, False])
+@pytest.mark.parametrize("fails", [True, False])
+def test_garbage_is_collected_after_a_block_without_as_before_it(on: bool, fails: bool) -> None:
+    was_on = gc.isenabled()
+    try:
+        (gc.enable if on else gc.disable)()
+        with suppress(ValueError), no_collections():
+            assert not gc.isenabled()
+            if fails:
+                raise ValueError
+        assert gc.isenabled() == on
+    finally:
+        (gc.enable if was_on else gc.disable)()
