@@ -290,3 +290,23 @@ def test_what_a_program_leaves_out_is_the_same_on_every_machine(machine: type) -
         assert {name: one.default for name, one in here.items()} == {
             name: one.default for name, one in said.items()
         }
+
+
+def test_ops_of_a_rank_are_counted_once_a_replay() -> None:
+    def program(m: Machine) -> Program:
+        ticket = m.launch(Graph("g", decoder().attend.ops * 2), sizes={"context": 1}, repeat=3 + m.rank)
+        yield m.wait(ticket)
+
+    tape = record(program, mesh={"group": 2})
+    assert [tape.op_count(rank) for rank in (0, 1, 2)] == [6, 8, 0]
+
+
+def test_of_a_server_s_tensor_parallel_ranks_the_first_runs() -> None:
+    def program(m: Machine) -> Program:
+        ran.append(m.rank)
+        yield m.wait()
+
+    for inbox, ranks in (((), [0, 1, 2, 3]), ([Request(0, 0.0, 5, 1, 1)], [0, 2])):
+        ran: list[int] = []
+        record(program, mesh={"group": 2, "tensor": 2}, inbox=inbox)
+        assert ran == ranks
