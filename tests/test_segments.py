@@ -1,9 +1,11 @@
 """Segments of graphs are kept by the ids of graphs: of one that is gone nothing may be left to another."""
 
+from dataclasses import replace
+
 import pytest
 
 from simcore.ops import op as ops
-from simcore.ops.op import Floor, Graph, Op, Price, Publication
+from simcore.ops.op import Floor, Graph, Op, Price, Pricer, Publication
 from simcore.sim.contention import Demand
 from simcore.sim.segments import Cuts
 
@@ -82,3 +84,28 @@ def test_a_publication_leaves_by_the_time_since_the_last_collective() -> None:
         ((leaves_s, publication),) = last.publications
         assert publication is published
         assert leaves_s == pytest.approx(10e-6)
+
+
+def test_runs_share_all_prices_but_those_of_links() -> None:
+    """Each op is priced once: by the run's own prices if it crosses a link, fused or not, else by the shared
+    ones, which later runs find."""
+    norm, other = (ops.norm(name, tokens=1, hidden=8, dtype="bf16") for name in ("norm", "other"))
+    reduce = ops.all_reduce("sum", elements=8, ranks=2, axis="tensor", dtype="bf16")
+    fused = replace(norm, name="fused", parts=(norm, other))
+    graphs = (Graph("mixed", (norm, norm, reduce, fused, norm)), Graph("alone", (other, norm)))
+    asked: dict[str, list[str]] = {"shared": [], "first": [], "second": []}
+
+    def priced(run: str, takes_s: float) -> Pricer:
+        def price(op: Op) -> Price:
+            asked[run].append(op.name)
+            return Price(takes_s, takes_s, takes_s, "measured", "a table")
+
+        return price
+
+    shared = Cuts(priced("shared", 1.0), roofline)
+    for run, takes_s in (("first", 10.0), ("second", 20.0)):
+        cuts = Cuts(priced(run, takes_s), roofline, shared)
+        for _ in range(2):
+            found = [[segment.seconds for segment in cuts.of(graph, {})] for graph in graphs]
+            assert found == [[2.0, takes_s, takes_s + 1.0], [2.0]]
+    assert asked == {"shared": ["norm", "other"], "first": ["sum", "fused"], "second": ["sum", "fused"]}
