@@ -546,6 +546,16 @@ def test_what_is_known_to_be_a_curve_is_not_asked_for_its_lines() -> None:
     assert asked == [(3, True), (9, True)]
 
 
+def test_a_burst_asks_replay_by_replay_for_its_share_of_a_growing_time() -> None:
+    """Replays of 1, 2, 3 s, half a second of memory each: a half, a quarter, a sixth to the next step."""
+    ramp = BurstCost([Piece(0, 3, 0.0, (1.0, 0.5, 0.5, 0.0), (1.0, 0.5, 0.0, 0.0))])
+    found = [ramp.demand_at(work_s) for work_s in (0.0, 1.0, 3.0, 6.0)]
+    assert [until_s for until_s, _ in found] == [1.0, 3.0, 6.0, 6.0]
+    assert [demand.memory for _, demand in found] == [0.5, 0.25, 85 / STEPS, 85 / STEPS]
+    # A half, one and one and a half.
+    assert ramp.floor_s() == 3.0
+
+
 def test_the_replay_at_work_is_found_from_any_guess() -> None:
     """Rounding puts the first guess a replay too early or too late, at the first and the last replay too."""
     random = Random(6)
