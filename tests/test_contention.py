@@ -222,6 +222,21 @@ def test_nobody_reads_or_computes_while_another_ones_kernel_keeps_it_out() -> No
     assert shared_reads(0.0, 1.0, 1e-6)([computes, computes, keeps]) == pytest.approx(rates)
 
 
+def test_who_asks_for_more_of_the_memory_than_kernels_reach_leaves_others_the_rest_of_the_time() -> None:
+    """Of 90 % that kernels reach, the first asks for 65.2 and the second for all of the datasheet's rate:
+    with half of it each, they go at 69 and 45 %. The second then reads half of the time. But the kernels of
+    the first keep it out for 3 parts in 4 of their time, and so go no faster than at 2 in 3."""
+    law, mild = shared_reads(0.0, 0.9, 1e-6), Demand(0.6, 0.0, kernels_per_s=1e6)
+    first, second = Demand(0.45 / 0.69, 0.0, kernels_per_s=0.25e6), Demand(1.0, 0.0, kernels_per_s=0.37e6)
+    expected = [0.5 / 0.75, 0.45]
+    assert law([first, second]) == pytest.approx(expected)
+    # Also where the second has asked for less before.
+    crowd = Crowd([first, mild])
+    law(crowd)
+    crowd.change(1, second)
+    assert law(crowd) == pytest.approx(expected)
+
+
 def test_arithmetic_is_divided_fairly_where_even_shares_of_the_memory_leave_it_free() -> None:
     """At the rates that the memory allows, 98, 33 and 33 %, they compute for 69 % of the time; but the first
     asks for half of it, of which the others leave it 40 %, since they ask for 30 % each."""

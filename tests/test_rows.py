@@ -462,17 +462,44 @@ def test_what_only_waits_for_another_launch_takes_no_event_of_time(rows: bool) -
     simulation.run(program)
 
 
-def test_a_row_tells_when_the_last_of_what_it_waited_for_was_done() -> None:
-    """One of them was done before the launch, and one was not."""
+@pytest.mark.parametrize("hundredths", [(25, 75), (75, 25)])
+@pytest.mark.parametrize("stream", ["main", "0", "1"])
+def test_a_row_tells_when_the_last_of_what_it_waited_for_was_done(
+    hundredths: tuple[int, int], stream: str
+) -> None:
+    """One of them was done before the launch, and one was not; its own stream may be that of either."""
 
     def program(m: Machine) -> Program:
-        both = [m.launch(toys(name, n), stream=name) for name, n in (("short", 25), ("long", 75))]
+        both = [m.launch(toys(f"g{i}", n), stream=str(i)) for i, n in enumerate(hundredths)]
         yield m.recv("never", timeout_s=0.5)
-        yield m.wait(m.launch(toys("next", 25), after=both))
+        yield m.wait(m.launch(toys("next", 25), stream=stream, after=both))
 
     trace = Simulation(toy_price, roofline=toy_roofline, rates=alone, rows=True).run(program)
     last = {name: column[-1] for name, column in trace.rows.table().items()}
     assert (last["ready_s"], last["start_s"], last["end_s"]) == (0.75, 0.75, 1.0)
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_to_come_after_what_is_done_already_changes_nothing_to_the_last_bit(stopped: bool) -> None:
+    def left(*, told: bool) -> tuple[list[float], list[int]]:
+        ran = []
+
+        def program(m: Machine) -> Program:
+            first = m.launch(toys("first", 7))
+            yield m.wait(first)
+            for _ in range(30):
+                ticket = m.launch(toys("next", 3), repeat=3, after=[first] if told else [])
+                if stopped:
+                    ticket.stop()
+                yield m.wait(ticket)
+                ran.append(ticket.ran)
+
+        simulation = Simulation(
+            toy_price, roofline=toy_roofline, rates=alone, rows=True, overheads=Overheads(launch_s=0.0113)
+        )
+        return simulation.run(program).rows.numbers.tolist(), ran
+
+    assert left(told=True) == left(told=False)
 
 
 def test_hosts_begin_together() -> None:
@@ -927,3 +954,21 @@ def test_a_stop_just_past_a_boundary_lets_the_next_replay_end(past: float) -> No
         device.stop(piece, stopped_s)
         assert piece.work.replays == ran
         assert device.next_due()[0] == pytest.approx(ran, abs=1e-12)
+
+
+@pytest.mark.parametrize("begun_s", [0.0, 1e3, 1e5])
+def test_a_stop_on_a_boundary_lets_no_further_replay_end_however_late_in_a_run(begun_s: float) -> None:
+    """Times of a clock that has run for a day are good to a hundred-thousandth of a microsecond."""
+    for tenths in range(1, 100):
+        device = SharedDevice(alone)
+        piece = pieces([0.1 * (i + 1) for i in range(100)])
+        device.start(piece, begun_s)
+        device.stop(piece, begun_s + 0.1 * tenths)
+        assert piece.work.replays == tenths
+
+
+def test_a_piece_that_is_told_nothing_for_its_last_end_ends_as_ever() -> None:
+    said = list[str]()
+    for last in (None, lambda: said.append("last")):
+        Piece(Listed([1.0], [IDLE]), lambda: said.append("ends"), print, deque(), last).finish_last()
+    assert said == ["ends", "last"]
