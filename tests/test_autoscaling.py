@@ -336,7 +336,9 @@ class OnTheClock:
 
 
 def by_open(target: float, start_s: float, **more: Any) -> ByOpenRequests:
-    return ByOpenRequests(kind="open_requests", target=[target], start_s=[start_s], check_s=[1.0], **more)
+    return ByOpenRequests(
+        kind="open_requests", target=[target], start_s=[start_s], **{"check_s": [1.0], **more}
+    )
 
 
 def by_busy(target: float, start_s: float, **more: Any) -> ByUtilisation:
@@ -352,8 +354,9 @@ def by_busy(target: float, start_s: float, **more: Any) -> ByUtilisation:
         (by_busy(0.6, 0.0, keep_s=[2.0]), 150.0, 300.0),
         # The number is kept for longer than checks go on where nothing changes.
         (by_open(1.0, 1.0, keep_s=[99.0]), 9.0, 400.0),
+        (by_open(1.0, 1.0, keep_s=[50.0], check_s=[0.5]), 9.0, 200.0),
     ],
-    ids=["open", "open and kept", "busy", "busy over a pause", "kept over a pause"],
+    ids=["open", "open and kept", "busy", "busy over a pause", "kept over a pause", "kept, often checked"],
 )
 @pytest.mark.parametrize("seed", range(3))
 def test_servers_start_and_stop_as_the_rule_says(
@@ -535,6 +538,16 @@ def test_a_rule_is_called_by_what_is_not_as_by_default() -> None:
     assert said() == "autoscaled to 2 open requests"
     assert said(start_s=[120.0], check_s=[20.0]).endswith("requests, 120 s to start, a check each 20 s")
     assert said(min_servers=[2], keep_s=[1.0]).endswith("requests, at least 2, kept 1 s")
+
+
+@pytest.mark.parametrize("target", [0.1, 0.3, 0.7, 1.0])
+def test_no_server_more_is_wanted_by_rounding(target: float) -> None:
+    """Of what keeps a number of servers exactly that busy, in binary some quotients are above that number."""
+    shares = [(number * target, number) for number in range(1, 60)]
+    assert any(share / target != number for share, number in shares) or target == 1.0
+    for share, number in shares:
+        assert by_busy(target, 0.0).wanted(0, 3.0 * share, 3.0) == number
+        assert by_busy(target, 0.0).wanted(0, 3.0 * share + 1e-6, 3.0) == number + 1
 
 
 def test_what_a_run_takes_of_its_devices_is_of_its_time_alone() -> None:

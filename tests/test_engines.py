@@ -176,6 +176,10 @@ def test_labels_name_the_engine_and_what_is_unusual() -> None:
     assert said({"engine": "sglang", "memory": {"share": 0.7}}).endswith("up to 2048, 0.7 of the memory")
     plain = ContinuousBatching(kind="continuous_batching", ahead=1, ranks=[2])
     assert label(plain) == "continuous batching, 2,048 tokens a step, 1 step ahead, TP2"
+    waits = {"wait_steps": 5, "wait_tokens": 4096}
+    for engine in ("", "vllm-0.19"):
+        of = {"engine": engine} if engine else {}
+        assert said({**of, **waits}) == f"{said(of)}, waiting 5 steps for 4,096 tokens"
 
 
 @pytest.mark.parametrize("engine", engine_names())

@@ -19,7 +19,7 @@ from simcore.input.files import InputError
 from simcore.scenario import parse_scenario
 from simcore.schedules import continuous_batching as schedule_module
 from simcore.schedules.continuous_batching import continuous_batching
-from simcore.studies.serving.offer import PrefixAware, router
+from simcore.studies.serving.offer import PrefixAware, choice, router
 from simcore.studies.serving.served import Served
 from simcore.workload.arrivals import draw
 from simcore.workload.drawn import Drawn, requests
@@ -421,8 +421,10 @@ def test_a_router_prefers_the_server_that_was_sent_the_prompt_before() -> None:
     assert routed(choose, 3, 160, [1000, 1000, 1600]) == 0
 
 
-def test_a_router_forgets_what_a_server_cannot_have_any_more() -> None:
-    choose = PrefixAware([20] * 2)
+@pytest.mark.parametrize("by_name", [False, True])
+def test_a_router_forgets_what_a_server_cannot_have_any_more(by_name: bool) -> None:
+    """The room of each is twenty blocks of 16 tokens."""
+    choose: Any = choice("prefix_aware", [320] * 2) if by_name else PrefixAware([20] * 2)
     assert routed(choose, 1, 160, [0, 1]) == 0
     assert routed(choose, 2, 160, [0, 1]) == 0
     assert routed(choose, 1, 160, [1, 0]) == 0

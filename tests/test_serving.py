@@ -1171,6 +1171,13 @@ def test_the_longest_request_that_comes_is_what_a_model_has_to_hold() -> None:
     load = workload(40, prompt={"kind": "lognormal", "mean": 300, "cv": 0.5, "max": 131_072}, output=20)
     table = bench(document(workload=load))
     table.check_lengths(next(iter(cases(table))))
+    # Nor has it to hold anything that is allowed to be longer, or where it has no limit.
+    load = workload(4, prompt=140_000)
+    (case,) = cases(bench(document(workload=load)))
+    bench(document(workload=load, beyond_model_context=True)).check_lengths(case)
+    replace(table, config=replace(table.config, limit=None)).check_lengths(case)
+    with pytest.raises(InputError, match="the longest request: 140,020 tokens are more than"):
+        table.check_lengths(case)
 
 
 @pytest.mark.parametrize("again", [3, 2000])
@@ -1292,3 +1299,18 @@ def test_device_time_by_source_is_summed_over_replicas() -> None:
     (found,) = serving_study._all_found(table, [case], lambda done, of: None)
     each = [table.run(case, replica).trace.rows.sources for replica in range(2)]
     assert found.sources == {name: pytest.approx(sum(of[name] for of in each)) for name in each[0]}
+
+
+def test_at_both_ends_of_prices_the_window_of_a_closed_loop_is_by_its_own_answers() -> None:
+    """Arrivals at a given rate come when they come; those of clients come later at higher prices."""
+    closed = {"kind": "closed_loop", "clients": 2}
+    for arrivals in (closed, {"kind": "poisson", "rate_per_s": 30.0}):
+        table = bench(measured(workload=workload(40, arrivals, output=4), price_interval=True))
+        (case,) = cases(table)
+        found = serving_study._first(table, case, keep_trace=False)
+        assert not found.window.whole
+        assert found.found is not None
+        ends = found.found.ends
+        for name in ("window_begin_s", "window_end_s"):
+            low, value, high = (of[name][0] for of in (ends["low"], found.figures, ends["high"]))
+            assert low < value < high if arrivals is closed else low == value == high  # type: ignore[operator]

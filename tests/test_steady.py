@@ -215,6 +215,7 @@ def test_a_growing_queue_is_noticed(load: float, low: float, high: float) -> Non
         # Twice is asked for.
         ((1.0, 40.0, 45.0), False),
         ((1.0, 6.0, 45.0), False),
+        ((20.0, 20.0, 60.0), False),
     ],
 )
 def test_a_queue_grows_where_it_rises_twice_by_more_than_chance(
@@ -515,7 +516,7 @@ def test_a_growing_queue_is_warned_of() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 2, 6, 30, 59, 100, 367, 400, 2000])
-@pytest.mark.parametrize("percent", [50, 90, 95, 99])
+@pytest.mark.parametrize("percent", [10, 50, 90, 95, 99])
 def test_intervals_of_percentiles_are_those_of_the_binomial(count: int, percent: int) -> None:
     values = np.random.default_rng(count).permutation(np.arange(1.0, count + 1.0))
     ranks = np.arange(count + 1)

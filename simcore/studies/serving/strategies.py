@@ -244,7 +244,7 @@ def _unusual(strategy: ContinuousBatching) -> list[str]:
         words.append(f"{strategy.ahead} step{'s' if strategy.ahead != 1 else ''} ahead")
     if odd("prefix_caching"):
         words.append("prefix caching" if strategy.prefix_caching else "no prefix caching")
-    if odd("wait_steps") or odd("wait_tokens"):
+    if odd("wait_steps"):
         words.append(f"waiting {strategy.wait_steps} steps for {strategy.wait_tokens:,} tokens")
     if odd("memory"):
         words.append(_memory(strategy.memory, [each.memory for each in shipped]))
