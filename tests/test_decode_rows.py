@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass, field, replace
 from functools import cache
+from itertools import product
 from pathlib import Path
 from statistics import mean, stdev
 from types import SimpleNamespace
@@ -18,7 +19,7 @@ from simcore.machine.machine import LawError
 from simcore.machine.metrics import attention_s, outside_layers_s, tokens
 from simcore.machine.trace import Cause, Span, State, Trace
 from simcore.scenario import load_scenario, parse_scenario
-from simcore.sim.runs import simulated
+from simcore.sim.runs import Run, Setup, simulated
 from simcore.studies import decode
 from simcore.studies.common import Axes, Outcome, Row
 from simcore.studies.decode import crossover
@@ -28,7 +29,7 @@ from simcore.studies.decode.cases import _check, _rate_hits, cannot_run, does_no
 from simcore.studies.decode.runner import Bench, Case, Hits, Result, _average, _middle
 from simcore.studies.decode.scenario import ErrorBounds
 from simcore.studies.decode.speculation import linear_bound
-from simcore.studies.decode.timeline import _layer_events
+from simcore.studies.decode.timeline import _layer_events, shown_case
 from simcore.studies.one_device import DeviceStudy
 from tests.thorough import slow
 
@@ -294,19 +295,32 @@ class Overlapped:
     free: bool = True
 
 
-@pytest.mark.parametrize(("serial_s", "gain_s"), [(0.4, 0.0), (0.4 + 1e-9, 1e-9), (0.3, -0.1)])
-def test_what_rounding_leaves_of_two_sums_is_no_gain(
-    serial_s: float, gain_s: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Serial steps without the exchange, 0.1 s, beside a run of 0.3 s."""
-    assert 0.4 - 0.1 - 0.3 != 0.0
+def overlap_gains(bench: Any, case: Overlapped, monkeypatch: pytest.MonkeyPatch) -> list[float | None]:
     monkeypatch.setattr(decode_study, "rival_of", lambda bench, case: None)
-    monkeypatch.setattr(decode_study, "_exchange_s", lambda bench, case: 0.1)
-    bench: Any = SimpleNamespace(run=lambda case: result(0.3 if case.overlap else serial_s))
     monkeypatch.setattr(decode_study, "_verification_s", lambda bench, case: 0.0)
-    rows = decode_study._speculation_rows(bench, cast(Case, Overlapped()))
-    (row,) = (row for row in rows if row.metric == "overlap_gain_s")
-    assert row.value == (gain_s if gain_s == 0.0 else pytest.approx(gain_s, rel=1e-6))
+    rows = decode_study._speculation_rows(bench, cast(Case, case))
+    return [row.value for row in rows if row.metric == "overlap_gain_s"]
+
+
+@pytest.mark.parametrize("unit_s", [1.0, 1e-6])
+@pytest.mark.parametrize(("serial", "gain"), [(0.4, 0.0), (0.4 + 1e-9, 1e-9), (0.3, -0.1)])
+def test_what_rounding_leaves_of_two_sums_is_no_gain(
+    serial: float, gain: float, unit_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Serial steps without the exchange, 0.1 units of time, beside a run of 0.3 units."""
+    assert 0.4 - 0.1 - 0.3 != 0.0
+    monkeypatch.setattr(decode_study, "_exchange_s", lambda bench, case: 0.1 * unit_s)
+    bench: Any = SimpleNamespace(run=lambda case: result((0.3 if case.overlap else serial) * unit_s))
+    (value,) = overlap_gains(bench, Overlapped(), monkeypatch)
+    assert value == (0.0 if gain == 0.0 else pytest.approx(gain * unit_s, rel=1e-6, abs=0.0))
+
+
+def test_only_a_layer_that_two_groups_overlap_has_a_gain(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decode_study, "_exchange_s", lambda bench, case: 0.0)
+    bench: Any = SimpleNamespace(run=lambda case: result(1.0 if case.overlap else 1.5))
+    ring = replace(AXES, strategy="alspec_pipelined", groups=3)
+    for axes, overlap, gains in ((AXES, True, [0.5]), (AXES, False, []), (ring, True, []), (ring, False, [])):
+        assert overlap_gains(bench, Overlapped(axes, overlap=overlap), monkeypatch) == gains
 
 
 @pytest.mark.parametrize("extra_s", [2e-6, -2e-6])
@@ -475,6 +489,62 @@ def test_a_bound_beyond_any_number_has_no_value() -> None:
     assert row.source.endswith("; beyond any number")
 
 
+@pytest.mark.parametrize(("alpha", "beta", "f_r"), [*product((0.0, 0.5), repeat=3)])
+def test_errors_merely_add_up_where_no_part_of_a_layer_amplifies_them(
+    alpha: float, beta: float, f_r: float
+) -> None:
+    bounds = ErrorBounds(alpha=alpha, beta=beta, f_r=f_r, c=1.0)
+    bench: Any = SimpleNamespace(
+        config=SimpleNamespace(layers=4), scenario=SimpleNamespace(error_bounds=bounds)
+    )
+    found = {name: (bound, text) for name, bound, text in decode_study._bounds(bench, 0.25)}
+    bound, text = found["error_bound_worst_case"]
+    # Four layers, each within a quarter.
+    assert ("errors merely add up" in text) == (bound == 4 * 0.25)
+
+
+def test_seconds_by_kind_add_up_to_the_latency_of_a_token() -> None:
+    ran = bench_of(model="tiny-llama", tokens=3).run(case_at(64))
+    assert min(ran.by_kind.values()) >= 0.0
+    assert math.fsum(ran.by_kind.values()) == pytest.approx(ran.latency_s)
+
+
+def test_runs_at_the_same_prices_share_their_costs() -> None:
+    bench = bench_of(model="tiny-llama", context_tokens=[64, 128])
+    short, long = decode.cases(bench)
+    shared = bench._cuts(short)
+    far = [replace(case, link_latency_s=1e-3) for case in (short, long)]
+    assert bench._cuts(far[0]) is bench._cuts(far[1]) is not shared
+    assert bench._cuts(long) is shared
+
+
+def test_runs_that_count_are_named_by_their_case_and_a_run_that_is_shown_is_not() -> None:
+    setups: list[Setup] = []
+
+    def start(setup: Setup) -> Run:
+        setups.append(setup)
+        return simulated(setup)
+
+    hits = {"kind": "rate", "value": [0.5]}
+    ways = [{"kind": "tensor_parallel", "ranks": [2]}, {"kind": "alspec", "ranks": [1], "hits": hits}]
+    bench = bench_of(model="tiny-llama", context_tokens=[64], strategies=ways)
+    bench.hardware = replace(bench.hardware, start=start, repeats=1)
+    plain, speculative = decode.cases(bench)
+    names: list[set[str]] = []
+    for case, title in (
+        (plain, "tensor parallel, 2 devices, batch 1, 64 tokens of context"),
+        (speculative, "ALSpec, 1+1 devices, batch 1, 64 tokens of context, 50.0% hits"),
+    ):
+        for make in (bench.run, bench.trace):
+            setups.clear()
+            make(case)
+            names.append({setup.case for setup in setups})
+            assert {setup.title for setup in setups} == {title}
+    assert names[1] == names[3] == {""}
+    assert names[0] != names[2]
+    assert "" not in names[0] | names[2]
+
+
 def test_the_first_case_is_held_to_all_of_its_ranks_too(monkeypatch: pytest.MonkeyPatch) -> None:
     ways = [{"kind": "tensor_parallel", "ranks": [2, 4]}]
     given: dict[str, Any] = {"model": "tiny-llama", "context_tokens": [64, 128], "strategies": ways}
@@ -496,6 +566,24 @@ def test_no_crossover_is_searched_by_measuring() -> None:
 
 
 # -- the timeline ----------------------------------------------------------------------------------------
+
+
+def test_the_case_with_most_of_everything_is_shown_and_one_of_two_groups_before_all() -> None:
+    def case(context: int, batch: int, ranks: int, hits: float | None, way: str = "alspec") -> Case:
+        return Case(Axes(way, way, ranks, 2, context, batch, hits), None, 1)
+
+    # From the least to the most.
+    rising = [
+        case(1024, 8, 8, None, "tensor_parallel"),
+        case(128, 4, 4, 0.75),
+        case(256, 1, 4, 0.75),
+        case(256, 2, 1, 0.75),
+        case(256, 2, 2, None),
+        case(256, 2, 2, 0.25),
+        case(256, 2, 2, 0.5),
+    ]
+    for count in range(1, len(rising) + 1):
+        assert shown_case(rising[:count]) is shown_case(rising[count - 1 :: -1]) is rising[count - 1]
 
 
 def test_a_layer_is_shown_from_the_first_rank_s_exchange_to_the_end_of_the_last_one_s_next() -> None:

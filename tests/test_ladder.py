@@ -229,6 +229,16 @@ def test_times_below_a_hundredth_of_the_longest_are_left_out() -> None:
     assert [pair.signed_pct for pair in pairs] == pytest.approx([10.0, 10.0])
 
 
+def test_what_took_no_time_or_is_no_time_of_a_whole_case_is_not_compared() -> None:
+    assert compared(figures(1.0, 2.0), figures(0.0, 0.0)) == []
+    assert compared(figures(1.0, 2.0), figures(None, 0.0)) == []
+    (ours,), theirs = figures(1.0), figures(1.0)
+    for other in (replace(ours, unit="B"), replace(ours, op_kind="matmul"), replace(ours, value=None)):
+        assert compared([other], theirs) == []
+        assert compared(theirs, [other]) == []
+    assert len(compared([ours], theirs)) == 1
+
+
 def test_the_sign_says_which_of_both_is_longer() -> None:
     (measured,), (fast, slow) = figures(2.0), figures(1.0, 3.0)
     assert [Compared(p, measured).signed_pct for p in (fast, slow)] == pytest.approx([-50.0, 50.0])

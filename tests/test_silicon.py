@@ -4,6 +4,7 @@ import csv
 import os
 import subprocess
 import sys
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -16,9 +17,11 @@ import typer
 from typer.testing import CliRunner
 
 from simcore.input.files import InputError
-from simcore.ops.op import DTYPE_BYTES
+from simcore.ops import op as ops
+from simcore.ops.op import DTYPE_BYTES, Op, Price
 from simcore.studies.serving.study import cases
 from simcore.validate.engines import compare as silicon
+from simcore.validate.engines import predict as prediction
 from simcore.validate.engines.compare import Compared, compared, figures, lines, missed
 from simcore.validate.engines.predict import (
     Predicted,
@@ -28,6 +31,7 @@ from simcore.validate.engines.predict import (
     predict,
     predict_all,
     scenario_of,
+    with_host,
 )
 from simcore.validate.engines.rows import (
     COLUMNS,
@@ -120,6 +124,8 @@ def test_the_cache_of_a_token_lies_on_all_ranks(tmp_path: Path) -> None:
     for ranks, heads in ((2, 8), (8, 8), (16, 16)):
         one = row(MAX_70B, 4, ranks, tmp_path)
         assert _cached_bytes(one) == 2 * heads * 128 * 80 * DTYPE_BYTES[one.series.kv_dtype]
+    # In two bytes of 32 layers.
+    assert _cached_bytes(row(PLAIN_8B, 4, 1, tmp_path)) == 2 * 8 * 128 * 32 * 2
 
 
 @pytest.mark.parametrize(
@@ -326,6 +332,41 @@ def test_an_engine_s_constant_is_part_of_every_step(tmp_path: Path) -> None:
     # One client: every token of its answer is a step, and its prompt is one.
     assert ours.tpot_s - without.tpot_s == pytest.approx(0.005, rel=1e-6)
     assert ours.ttft_s - without.ttft_s == pytest.approx(0.005, rel=1e-6)
+
+
+def test_an_engine_s_constant_is_of_each_sequence_and_of_sampling_alone() -> None:
+    def price(op: Op) -> Price:
+        return Price(2.0, 1.0, 3.0, "roofline", op.kind)
+
+    priced = with_host(price, 0.25)
+    for tokens in (1, 4):
+        found = priced(ops.sample(tokens=tokens, vocab=8, dtype="bf16"))
+        assert (found.seconds, found.low_s, found.high_s) == tuple(s + 0.25 * tokens for s in (2.0, 1.0, 3.0))
+    other = ops.norm("norm", tokens=4, hidden=8, dtype="bf16")
+    assert priced(other) == price(other)
+
+
+@pytest.mark.parametrize(("jobs", "cores", "processes"), [
+    (None, 5, 5), (3, 5, 3), (2, None, 2), (None, None, 1), (1, 5, 1),
+])  # fmt: skip
+def test_rows_are_predicted_by_as_many_processes_as_are_asked_for(
+    jobs: int | None, cores: int | None, processes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else by as many as there are cores, and by this one if that is one."""
+    started: list[int] = []
+
+    def pool(count: int) -> Any:
+        started.append(count)
+        return nullcontext(SimpleNamespace(map=map))
+
+    monkeypatch.setattr(prediction, "ProcessPoolExecutor", pool)
+    monkeypatch.setattr("os.cpu_count", lambda: cores)
+    monkeypatch.setattr(prediction, "_predict_group", lambda profile, tasks: [host_s for _, host_s in tasks])
+    wide, narrow = (row(MAX_70B, 4, ranks, tmp_path) for ranks in (8, 2))
+    tasks = [(wide, 0.5), (narrow, 0.25), (narrow, 0.125), (wide, 1.0)]
+    found: list[Any] = [*predict_all(tasks, "none", jobs)]
+    assert found == [0.5, 0.25, 0.125, 1.0]
+    assert (started or [1]) == [processes]
 
 
 @slow

@@ -367,3 +367,9 @@ def test_balanced_draws_let_the_last_layer_hit_as_often_as_the_others() -> None:
         assert often[-1] == pytest.approx(hits / layers)
     random = RateHits(0.5, 1)
     assert balanced([(1.0, random)]) == [(1.0, random)]
+    # What has nothing to balance stands beside what has.
+    none, all_, some = (CountHits(hits, 8) for hits in (0, 8, 3))
+    draws = balanced([(0.25, none), (0.25, some), (0.375, all_), (0.125, random)])
+    assert (draws[0], draws[-2:]) == ((0.25, none), [(0.375, all_), (0.125, random)])
+    assert sum(weight for weight, pattern in draws[1:-2] if pattern(0, 7)) == pytest.approx(0.25 * 3 / 8)
+    assert sum(weight for weight, _ in draws) == pytest.approx(1.0)

@@ -274,6 +274,32 @@ def test_up_to_its_second_length_a_case_whose_device_waits_is_run_at_both_ends(
     assert (rows["total_s"].low is not None) == is_run
 
 
+@pytest.mark.parametrize("total_s", [1e-3, 1e3])
+@pytest.mark.parametrize(("idle_share", "summed"), [(0.0, True), (1e-10, True), (1e-8, False)])
+def test_a_device_never_idles_by_its_share_of_the_time(
+    total_s: float, idle_share: float, summed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beyond the second length only a case whose time is a sum of prices has ends."""
+    monkeypatch.setattr(study, "SHORT", 50)
+    monkeypatch.setattr(study, "MOST_AT_ENDS", 60)
+    own = assemble(parse_scenario(document(strategies=[{"kind": "lazy"}]), "t"), "t").study.bench
+    case = next(iter(cases(own.scenario)))
+    busy = {"step": total_s * (1.0 - idle_share)}
+    ran = replace(own.run(case), ended_s=np.array([0.5 * total_s, total_s]), by_kind=busy)
+    assert len(study._ends(own, case, ran)) == (2 if summed else 0)
+
+
+@pytest.mark.parametrize(("prompt", "tokens", "cut"), [(0, 64, (0, 8)), (3, 64, (3, 11)), (40, 64, (4, 12)),
+                                                       (3, 5, (3, 5)), (0, 8, (0, 8))])  # fmt: skip
+def test_what_is_checked_generates_so_many_positions_and_has_half_as_many_of_a_prompt(
+    prompt: int, tokens: int, cut: tuple[int, int]
+) -> None:
+    given = document(strategies=[{"kind": "lazy"}], prompt_tokens=prompt, tokens=tokens)
+    own = assemble(parse_scenario(given, "t"), "t").study.bench
+    axes = study._cut(next(iter(cases(own.scenario))), 8).axes
+    assert (axes.prompt_tokens, axes.tokens) == cut
+
+
 def test_a_long_case_may_generate_a_single_position(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(study, "SHORT", 50)
     found = outcome(tokens=64, prompt_tokens=63, strategies=[{"kind": "lazy"}])
@@ -704,6 +730,12 @@ def test_growth_goes_up_to_the_length() -> None:
     assert [table["total_s"][2], table["total_s"][5]] == [total_s["lazy"], total_s["fractal, hybrid"]]
     lazy = table["mixer_flops"][:3]
     assert lazy == [2 * 2 * 64 * length * (length + 1) for length in (256, 512, 1000)]
+
+
+def test_growth_is_of_the_first_point_of_a_label() -> None:
+    found = outcome(tokens=[32, 300], batch=[3, 1, 2], strategies=[{"kind": "lazy"}], price_interval=False)
+    table = found.tables["growth.parquet"]
+    assert list(zip(table["tokens"], table["batch"], strict=True)) == [(256, 3), (300, 3)]
 
 
 @thorough

@@ -308,7 +308,7 @@ def compared(predicted: Iterable[Row], measured: Iterable[Row]) -> list[Compared
     found = []
     for row in predicted:
         other = theirs.get((row.axes, row.metric))
-        if other is None or not _counts(row) or not other.value or row.value is None:
+        if other is None or not _counts(row) or not other.value:
             continue
         if other.value >= LEAST_SHARE * longest[row.axes]:
             found.append(Compared(row, other))
