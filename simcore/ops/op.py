@@ -373,7 +373,8 @@ def norm(name: str, *, tokens: Dim, hidden: int, dtype: str) -> Op:
 
 def _rotary(op: Op) -> Work:
     elements = op["tokens"] * (op["q_heads"] + op["kv_heads"]) * op["head_dim"]
-    return Work(6.0 * elements, 2.0 * elements * _bytes(op.dtype))
+    # A pair (a, b) becomes (a cos - b sin, b cos + a sin): six for two elements.
+    return Work(3.0 * elements, 2.0 * elements * _bytes(op.dtype))
 
 
 def rotary(*, tokens: Dim, q_heads: int, kv_heads: int, head_dim: int, dtype: str) -> Op:
