@@ -20,7 +20,8 @@ from typer.testing import CliRunner
 
 from simcore import cli
 from simcore.input.files import InputError
-from simcore.planning import questions
+from simcore.planning import alternatives as of_ways
+from simcore.planning import points, questions
 from simcore.planning import runs as planning_runs
 from simcore.planning.alternatives import (
     Alternative,
@@ -29,6 +30,7 @@ from simcore.planning.alternatives import (
     at_load,
     fewest_servers,
     has_more,
+    with_field,
     with_load,
 )
 from simcore.planning.limits import LATENCY, Limit, limits, names, of_slo
@@ -150,6 +152,23 @@ def test_how_hopeless_a_point_is_goes_by_students_interval_of_its_pairs() -> Non
     assert bounds[1] < bounds[0]
     assert _is_hopeless(found, below, [limit], rule)
     assert not _is_hopeless(found, below, [replace(limit, value=bounds[0] + 1e-6)], rule)
+
+
+def test_a_point_is_hopeless_by_any_of_its_limits() -> None:
+    """What holds of it, and what lies on its limit, says nothing of the others."""
+    there, here = [0.5] * (PAIRS + 1), [0.5] * PAIRS
+    figures = {"ttft_p99_s": "holds", "e2e_p99_s": "unsure", "slo_attainment": "unsure"}
+    found = cast(Judged, SimpleNamespace(verdicts=figures, values=lambda _: here))
+    below = cast(Judged, SimpleNamespace(values=lambda _: there))
+
+    def hopeless(e2e_s: float, share: float) -> bool:
+        late, long = Limit("ttft_p99_s", 0.25, at_most=True), Limit("e2e_p99_s", e2e_s, at_most=True)
+        kept = Limit("slo_attainment", share, at_most=False)
+        return _is_hopeless(found, below, [late, long, kept], Rule())
+
+    assert not hopeless(0.5, 0.5)
+    assert hopeless(0.25, 0.5)
+    assert hopeless(0.5, 0.75)
 
 
 def test_what_a_point_uses_of_a_limit_has_what_its_pairs_lack() -> None:
@@ -326,6 +345,13 @@ def test_metrics_are_listed_in_order() -> None:
     every = names(["b", "a"])
     assert every == [*names(), *sorted(name for name in every if name.startswith("tenant."))]
     assert names() == sorted(names())
+
+
+@pytest.mark.parametrize("name", ["slo_attainment", "tenant.a.slo_attainment", "max_kv_share", "utilisation"])
+def test_a_share_is_at_most_one(name: str) -> None:
+    assert limits({name: 1.0}, "x", ["a"])[0].value == 1.0
+    with pytest.raises(InputError, match="a share from 0 to 1 is needed"):
+        limits({name: 1.5}, "x", ["a"])
 
 
 def test_each_preset_names_known_metrics_and_its_source() -> None:
@@ -602,6 +628,29 @@ def test_a_verdict_that_was_doubted_is_not_taken_again_from_fewer_replicas() -> 
     (found,) = drive([search], ran)
     assert found.holds == 1.0
     assert len(found.judged[2.0].runs) == 13
+
+
+FIRST_BAD = [0.8, 0.95, 1.1, *(0.3 + 0.01 * i for i in range(27))]
+
+
+def test_what_other_requests_show_makes_no_verdict_doubtful() -> None:
+    """At 1 three unlucky replicas come before five good ones. At 2 twice as many requests are needed, of
+    which three replicas are sure to fail: they are no pairs of those at 1, and none is asked for again."""
+    asked: list[Ask] = []
+
+    def run_of(ask: Ask) -> Ran:
+        asked.append(ask)
+        one: Any = ask.point
+        if one.number < 1.5:
+            return Ran({TTFT.metric: FIRST_BAD[ask.replica]})
+        return Ran({TTFT.metric: 0.1 if one.times == 1 else 1.1 + 1e-3 * ask.replica}, short=one.times == 1)
+
+    search = highest(point, 1.0, [TTFT], Rule(), tolerance=1.0, between=(0.1, 10.0))
+    (found,) = drive([search], lambda asks: [run_of(ask) for ask in asks])
+    assert (found.holds, found.fails) == (1.0, 2.0)
+    assert len(found.judged[1.0].runs) > 3
+    there: list[Any] = [ask.point for ask in asked]
+    assert [one.number for one in there if one.number > 1.5 and one.times == 2] == [2.0] * 3
 
 
 LUCKY, UNLUCKY = [0.98, 0.9801, 0.9802], [1.02, 1.0201, 1.0202]
@@ -947,6 +996,32 @@ TRACE = {"kind": "trace", "path": "some.csv", "format": "azure"}
             "eager",
             False,
         ),
+        (
+            {
+                "arrivals": {"kind": "constant", "rate_per_s": 1.0},
+                "tenants": [
+                    {"name": name, "share": 0.5, "prompt_tokens": CONSTANT, "output_tokens": CONSTANT}
+                    for name in "ab"
+                ],
+            },
+            "eager",
+            False,
+        ),
+        (
+            {
+                "arrivals": {"kind": "constant", "rate_per_s": 1.0},
+                "prompt_tokens": CONSTANT,
+                "output_tokens": CONSTANT,
+                "sessions": {
+                    "turns": {"kind": "uniform", "low": 1, "high": 3},
+                    "think_s": 0.5,
+                    "shared_prefix_tokens": 3,
+                    "max_context_tokens": 400,
+                },
+            },
+            "eager",
+            False,
+        ),
     ],
 )
 def test_runs_are_all_the_same_where_nothing_is_drawn(workload: Any, kind: str, same: bool) -> None:
@@ -992,6 +1067,38 @@ def test_a_run_goes_by_its_trace_as_it_is_now(tmp_path: Path, monkeypatch: pytes
     assert key() == first
     assert len({first, write(8, 1000), write(7, 2000)}) == 3
     assert write(7, 1000) == first
+
+
+def test_runs_of_unknown_code_are_not_known_by_a_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SIMCORE_CACHE", str(tmp_path / "cache"))
+    (one,) = Benches("plan", 1).points(serving())
+
+    def key(kind: str) -> str | None:
+        strategy: Any = SimpleNamespace(kind=kind)
+        return replace(one, case=replace(one.case, strategy=strategy)).key
+
+    assert key(one.case.strategy.kind) is not None
+    assert key("own.py:schedule") is None
+    monkeypatch.setattr(points, "code_digest", lambda: None)
+    assert key(one.case.strategy.kind) is None
+
+
+def test_runs_are_kept_by_their_keys_but_for_faults() -> None:
+    class Made:
+        def make(self, asks: Sequence[Ask], finished: Finished) -> None:
+            for i, one in enumerate(asks):
+                finished(i, Ran({}, fault="a law is broken" if one.replica else ""))
+
+    saved: list[str] = []
+    store = SimpleNamespace(load=lambda keys: {}, save=lambda key, ran: saved.append(key))
+    runner = Runner(cast(Maker, Made()), cast(Store, store), silent)
+    (one,) = Benches("plan", 1).points(serving())
+    for key in ("some", None):
+        # What a point keeps of its key.
+        asked = replace(one)
+        vars(asked)["key"] = key
+        runner([Ask(asked, replica) for replica in (0, 1)])
+    assert saved == ["some/0/value"]
 
 
 def test_a_run_has_a_figure_for_every_limit_that_may_be_named() -> None:
@@ -1114,7 +1221,7 @@ def test_the_next_smaller_number_may_do_if_any_does_at_fast_prices() -> None:
 
 def test_of_ways_that_cannot_be_the_first_is_told(tmp_path: Path) -> None:
     base = {**BASE, "devices": 4, "strategies": [{"kind": "continuous_batching", "ranks": 1}]}
-    with pytest.raises(InputError, match="ranks: is 3;"):
+    with pytest.raises(InputError, match=r"^[^ ]*: strategies\[0\].ranks: is 3;"):
         planned(tmp_path, {"base": base, "vary": {"strategies.0.ranks": [3, 5]}}, "grid")
 
 
@@ -1175,6 +1282,21 @@ def test_difference_of_pairs_is_that_of_the_replicas() -> None:
     assert difference(of([1.0]), of([2.0]), "x", 0.95) is None
     same = [replace(of([x]), point=SimpleNamespace(same_in_every_run=True)) for x in (1.0, 2.0)]
     assert difference(same[0], same[1], "x", 0.95) == (1.0, 1.0, 1.0)
+    # Where one of them is drawn there is an interval, and where they have nothing in common no difference.
+    drawn, once = of([1.0, 3.0]), replace(same[0], runs=of([2.0, 6.0]).runs)
+    for a, b in ((drawn, once), (replace(once, runs=drawn.runs), of([2.0, 6.0]))):
+        mean, low, high = difference(a, b, "x", 0.95) or (0.0, 0.0, 0.0)
+        assert [mean, fmean([low, high])] == pytest.approx([2.0, 2.0])
+        assert low < mean < high
+    assert difference(drawn, same[0], "y", 0.95) is difference(same[0], same[1], "y", 0.95) is None
+
+
+def test_replicas_without_a_figure_make_no_pair() -> None:
+    a, b = (
+        Judged(point(1), tuple(Ran({"x": value}) for value in values), "holds")
+        for values in ([1.0, None, 3.0, 4.0], [2.0, 5.0, None, 5.0])
+    )
+    assert difference(a, b, "x", 0.95) == difference(a, b, "x", 0.5) == (1.0, 1.0, 1.0)
 
 
 # -- Erlang C ----------------------------------------------------------------------------------------------
@@ -1414,6 +1536,42 @@ def test_rules_that_keep_few_servers_or_as_many_as_may_be_are_tried_beside_each_
     found = alternatives(asked, Benches("plan", 1), any_devices=True)
     assert [fewest_servers(one.point) for one in found.every] == [1, 3, 1024]
     assert found.left_out == {}
+
+
+def test_a_way_fits_if_the_servers_that_its_rule_keeps_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is looked at has three servers of each number of ranks."""
+    looked: list[tuple[int | None, int]] = []
+
+    def none(one: Point) -> None:
+        looked.append((one.case.ranks, one.case.axes.devices))
+
+    monkeypatch.setattr(of_ways, "why_not", none)
+    rule = {"kind": "open_requests", "target": 8, "min_servers": 3, "start_s": 1}
+    strategy = {"kind": "continuous_batching", "ranks": [1, 2, 4]}
+    base = {**BASE, "autoscaling": [rule], "strategies": [strategy]}
+    asked = load_plan(written(tmp_path, {"base": base, "question": "devices"}))
+    alternatives(asked, Benches("plan", 1), any_devices=True)
+    assert looked == [(1, 3), (2, 6), (4, 12)]
+
+
+def test_devices_between_which_no_server_lies_are_named(tmp_path: Path) -> None:
+    base = {**BASE, "strategies": [{"kind": "continuous_batching", "ranks": 4}]}
+    with pytest.raises(InputError, match="between: no server has 2 to 3 devices"):
+        planned(tmp_path, {"base": base, "question": "devices", "between": [2, 3]})
+
+
+def test_a_field_is_searched_at_each_load_of_a_scenario_alone(tmp_path: Path) -> None:
+    arrivals = {"kind": "poisson", "rate_per_s": [100.0, 200.0]}
+    strategy = {"kind": "continuous_batching", "ranks": 1}
+    base = {**BASE, "workload": {**BASE["workload"], "arrivals": arrivals}, "strategies": [strategy]}
+    over = "strategies.0.token_budget"
+    asked = load_plan(written(tmp_path, {"base": base, "question": "devices", "over": over}))
+    benches = Benches("plan", 1)
+    found = alternatives(asked, benches, any_devices=False).every
+    cases = [with_field(asked, benches, one, over, 77).case for one in found]
+    assert [case.axes.rate_per_s for case in cases] == [100.0, 200.0]
 
 
 @pytest.mark.parametrize(

@@ -463,3 +463,52 @@ def test_rates_from_one_in_a_million_seconds_to_a_million_a_second_are_searched(
     found = run(load_plan(path), jobs=1, progress=lambda doing, done, total: None).found
     rates = [one.value for one in found.tried if one.value is not None]
     assert (max(rates) if power == 0.0 else min(rates)) == end
+
+
+def test_a_way_of_running_is_searched_up_to_the_cost_of_a_known_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One server of four devices is enough; of single devices 20 would be: four of them cost as much."""
+
+    class Twenty(MadeUp):
+        def _ran(self, ask: Ask) -> Ran:
+            case = ask.point.case
+            return Ran({"ttft_p99_s": 0.5 if case.ranks == 4 or case.servers >= 20 else 2.0})
+
+    monkeypatch.setenv("SIMCORE_CACHE", "none")
+    monkeypatch.setattr(plans, "_maker", lambda *given: Twenty())
+    path = tmp_path / "plan.yaml"
+    ways = [[{"kind": "continuous_batching", "ranks": ranks}] for ranks in (1, 4)]
+    document = {"question": "cost", "cost_per_hour": {"h200-sxm": 3.0}, "vary": {"strategies": ways}}
+    document |= {"base": BASE, "constraints": {"ttft_p99_s": 1.0}}
+    path.write_text(yaml.safe_dump(document), encoding="utf-8")
+    found = run(load_plan(path), jobs=1, progress=lambda doing, done, total: None).found
+    tried = {ranks: [one.value for one in found.tried if one.point.case.ranks == ranks] for ranks in (1, 4)}
+    assert tried == {1: [1, 2, 3], 4: [1]}
+    (winner,) = found.winners
+    assert winner is not None
+    assert (winner.point.case.axes.devices, winner.cost_per_hour) == (4, 12.0)
+
+
+def test_the_fewest_devices_may_cost_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three of one kind for 5 an hour each, or four of another for 1."""
+
+    class ThreeOrFour(MadeUp):
+        def _ran(self, ask: Ask) -> Ran:
+            needed = 3 if ask.point.device.startswith("h200") else 4
+            return Ran({"ttft_p99_s": 0.5 if ask.point.case.servers >= needed else 2.0})
+
+    monkeypatch.setenv("SIMCORE_CACHE", "none")
+    monkeypatch.setattr(plans, "_maker", lambda *given: ThreeOrFour())
+    path = tmp_path / "plan.yaml"
+    base = {**BASE, "strategies": [{"kind": "continuous_batching", "ranks": 1}]}
+    devices = {"h200-sxm": 5.0, "a100-sxm-80gb": 1.0}
+    document = {"base": {**base, "device": list(devices)}, "cost_per_hour": devices}
+    for question, best in (("devices", (3, 15.0)), ("cost", (4, 4.0))):
+        path.write_text(
+            yaml.safe_dump({**document, "question": question, "constraints": {"ttft_p99_s": 1.0}}),
+            encoding="utf-8",
+        )
+        (winner,) = run(load_plan(path), jobs=1, progress=lambda doing, done, total: None).found.winners
+        assert winner is not None
+        assert (winner.point.case.axes.devices, winner.cost_per_hour) == best
