@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from itertools import count, pairwise
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 from hypothesis import given, settings
@@ -12,12 +13,12 @@ from hypothesis import strategies as st
 
 from simcore.assembly import assemble
 from simcore.machine import laws
-from simcore.machine.machine import Overheads
+from simcore.machine.machine import Machine, Overheads
 from simcore.machine.metrics import tokens as tokens_of
 from simcore.machine.trace import Trace
 from simcore.models.decoder import Decoder
 from simcore.models.decoder_config import DecoderConfig
-from simcore.ops.op import Pricer
+from simcore.ops.op import Graph, Pricer
 from simcore.scenario import parse_scenario
 from simcore.schedules.alspec import alspec
 from simcore.schedules.alspec_pipelined import alspec_pipelined
@@ -295,6 +296,30 @@ class Ring:
 def run_ring(ring: Ring, hits: HitPattern, layers: int, tokens: int = 1) -> Trace:
     simulation = Simulation(ring.price(), mesh={"group": ring.groups}, outcomes={"hit": hits})
     return simulation.run(lambda m: alspec_pipelined(m, decoder(layers), tokens=tokens, context=9))
+
+
+def test_each_token_is_computed_at_its_own_context() -> None:
+    """After 9 cached ones, whether it is right from the first or, after a miss, anew."""
+    contexts: dict[str, set[int]] = {}
+
+    class Noting:
+        def __init__(self, machine: Machine) -> None:
+            self.machine = machine
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.machine, name)
+
+        def launch(self, graph: Graph, **how: Any) -> Any:
+            if "sizes" in how:
+                contexts.setdefault(graph.name, set()).add(how["sizes"]["context"])
+            return self.machine.launch(graph, **how)
+
+    ring = Ring(early=1.0, attention=8.0, rest=1.0, first=2.0, last=1.0, groups=3)
+    hits = {(token, layer): layer != 1 for token in range(4) for layer in range(3)}
+    simulation = Simulation(ring.price(), mesh={"group": 3}, outcomes={"hit": lambda t, i: hits[t, i]})
+    simulation.run(lambda m: alspec_pipelined(cast(Machine, Noting(m)), decoder(3), tokens=4, context=9))
+    assert len(contexts) == 3
+    assert all(seen == {9, 10, 11, 12} for seen in contexts.values())
 
 
 def token_ends(trace: Trace) -> list[float]:

@@ -127,6 +127,40 @@ def test_who_takes_the_last_block_decodes_on_in_one_burst() -> None:
     assert [launch["repeat"] for launch in found.launches if launch["graph"] == "decode"] == [3]
 
 
+def test_who_comes_while_another_waits_for_blocks_interrupts_nobody() -> None:
+    """Three of four blocks are free, of which the first one takes one in the next step: the second one needs
+    three. The others come behind it."""
+    first, second = request(0, 0.0, 9, prompt=4), request(1, 0.5, 1, prompt=12)
+    found = run(first, second, *(request(i, 0.5 + i, 1) for i in range(2, 5)), blocks=4, budget=16)
+    assert [launch["repeat"] for launch in found.launches if launch["graph"] == "decode"] == [8]
+    assert found.requests[1].scheduled_s == found.requests[0].finish_s == 9.0
+
+
+def test_nobody_is_looked_for_ahead_where_all_have_come() -> None:
+    found = run(request(0, 0.0, 9), request(1, 0.5, 2), ahead=1, max_sequences=1)
+    assert [launch["repeat"] for launch in found.launches if launch["graph"] == "decode"] == [8, 1]
+
+
+def test_a_request_is_refused_whose_longest_answer_no_cache_holds() -> None:
+    """Three blocks of 4: 12 tokens, however few of them the answer has in the end."""
+    found = run(request(0, 0.0, 1, prompt=4, most=8), request(1, 0.0, 1, prompt=5, most=8), blocks=3)
+    assert [r.rejected for r in found.requests] == [False, True]
+
+
+def test_who_was_sent_back_computes_its_answer_so_far_too() -> None:
+    """Eight blocks hold two prompts of 8 with 8 tokens more each, after which both have 9 of their answers.
+    The second one waits until the first has its 12, and then computes 8 + 9 tokens in steps of up to 16."""
+    found = run(*(request(i, 0.0, 12, prompt=8) for i in range(2)), budget=16, blocks=8)
+    assert [r.preemptions for r in found.requests] == [0, 1]
+    assert found.sizes("prefill", "prompt_tokens") == [16, 16, 1]
+    assert [r.finish_s for r in found.requests] == [12.0, 16.0]
+
+
+def test_a_burst_has_the_block_of_its_first_token_at_once_and_others_as_they_come() -> None:
+    """A prompt of 4 and five tokens more, in blocks of 4."""
+    assert run(request(0, 0.0, 6, prompt=4)).rows("kv_used", "kv_peak") == [(1, 1), (2, 3)]
+
+
 def test_a_prompt_that_comes_again_is_computed_from_its_last_block_on() -> None:
     wanted = [Request(i, 3.0 * i, 8, 1, 1, content=((i // 2, 8),)) for i in range(3)]
     assert run(*wanted).sizes("prefill", "prompt_tokens") == [8, 8, 8]

@@ -360,6 +360,19 @@ def test_an_op_may_be_off_by_rounding_however_late_in_a_run() -> None:
         assert (laws.violations(Trace([span])) == {}) is holds
 
 
+def test_a_short_op_may_be_off_by_no_more_than_rounding_of_a_millisecond() -> None:
+    for off_s, holds in ((5e-13, True), (3e-12, False)):
+        span = of_each_s(1e-4, 1, ((0.0, 0.0), (1e-4 - off_s, 1e-4)))
+        assert (laws.violations(Trace([span])) == {}) is holds
+
+
+def test_time_may_run_back_by_rounding_however_late_in_a_run() -> None:
+    """And early in it, by that of a millisecond."""
+    for at_s, back_s, holds in ((86400.0, 1e-8, True), (86400.0, 1e-3, False), (1e-3, 1e-11, False)):
+        steps = ((at_s, 0.0), (at_s - back_s, 0.0), (at_s + 1.0, 1.0))
+        assert (laws.violations(Trace([of_each_s(1.0, 1, steps)])) == {}) is holds
+
+
 def good_traces() -> list[Trace]:
     return [read_program(Random(seed).randbytes(160)).simulate() for seed in range(36)]
 
