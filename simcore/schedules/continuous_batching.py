@@ -138,14 +138,15 @@ def _receive(m: Machine, server: _Server, journal: Journal, items: list[object])
     for item in items:
         if item == END:
             server.closed = True
-            continue
-        assert isinstance(item, Request)
-        item.instance = m.rank
-        too_long = server.prefill == "whole" and item.prompt_tokens > server.budget
-        if too_long or blocks_for(item.prompt_tokens + item.max_tokens, server.kv.block) > server.kv.total:
-            journal.reject(item, m.now())
         else:
-            server.arriving.append((server.steps + server.ahead, item))
+            assert isinstance(item, Request)
+            item.instance = m.rank
+            too_long = server.prefill == "whole" and item.prompt_tokens > server.budget
+            blocks = blocks_for(item.prompt_tokens + item.max_tokens, server.kv.block)
+            if too_long or blocks > server.kv.total:
+                journal.reject(item, m.now())
+            else:
+                server.arriving.append((server.steps + server.ahead, item))
 
 
 def _enqueue(server: _Server) -> None:
