@@ -260,15 +260,17 @@ def test_a_crossover_in_latency_is_found_from_a_tenth_of_a_microsecond_to_a_mill
     assert found.row.value == pytest.approx(latency_s, rel=0.02)
 
 
-def test_hits_by_layer_are_as_many_as_layers() -> None:
+@pytest.mark.parametrize("replicas", [1, 3])
+def test_hits_by_layer_are_as_many_as_layers(replicas: int) -> None:
     def found(layers: int) -> list[Case]:
         hits = {"kind": "layers", "probabilities": [0.25] * layers}
-        return decode.cases(bench_of(strategies=[{"kind": "alspec", "hits": hits}]))
+        return decode.cases(bench_of(strategies=[{"kind": "alspec", "hits": hits}], replicas=replicas))
 
     (case,) = found(32)
     assert case.axes.hit_rate == 0.25
     assert case.hits is not None
     assert case.hits.random
+    assert len(case.hits.draws) == replicas
     assert math.fsum(weight for weight, _ in case.hits.draws) == pytest.approx(1.0)
     for layers in (31, 33):
         with pytest.raises(InputError, match=f"has {layers} values, the model has 32 layers"):

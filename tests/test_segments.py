@@ -1,6 +1,8 @@
 """Segments of graphs are kept by the ids of graphs: of one that is gone nothing may be left to another."""
 
 from dataclasses import replace
+from gc import collect
+from weakref import ref
 
 import pytest
 
@@ -30,6 +32,24 @@ def test_a_graph_that_is_gone_leaves_its_segments_to_no_other(local: bool) -> No
         (segment,) = cuts.of(graph, {})
         assert segment.seconds == pytest.approx(tokens * 1e-6)
         del graph, segment
+
+
+def test_graphs_stay_as_long_as_anything_is_kept_by_their_ids() -> None:
+    """Of a graph without links the shared prices too, whose run may be over."""
+    shared = Cuts(price, roofline)
+    cuts = Cuts(price, roofline, shared)
+    norm = ops.norm("norm", tokens=1, hidden=8, dtype="bf16")
+    reduce = ops.all_reduce("sum", elements=8, ranks=2, axis="tensor", dtype="bf16")
+    graphs = [Graph("alone", (norm,)), Graph("mixed", (norm, reduce))]
+    there = [ref(graph) for graph in graphs]
+    for graph in graphs:
+        cuts.of(graph, {})
+    del graph, graphs
+    collect()
+    assert all(graph() is not None for graph in there)
+    del cuts
+    collect()
+    assert all(graph() is not None for graph in there)
 
 
 def test_a_graph_that_crosses_a_link_is_no_other_that_does_not() -> None:

@@ -505,7 +505,7 @@ def test_seconds_of_a_kind_are_those_between_its_begins_and_ends() -> None:
 
 def test_launches_are_priced_from_where_each_stretch_begins() -> None:
     """Of sizes that grow by one, leap, and grow by two; none of them leaves its power of two."""
-    values = np.array([1, 2, 3, 4, 5, 20, 22, 24])
+    values = np.array([1, 2, 3, 4, 5, 20, 22, 24, 26, 28, 30, 32, 34])
     order: Any = SimpleNamespace(sizes=[{"n": values}], advance=[{"n": 1}])
     asked: list[Any] = []
     pricer: Any = SimpleNamespace(ramp=lambda *given: asked.append(given))
