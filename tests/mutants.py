@@ -570,11 +570,12 @@ def _followed(before: str, now: str) -> dict[int, int]:
 
 
 def _tests_of(fault: Fault, tests: TestMap, paths: list[str]) -> set[str]:
-    """The tests that run the statement; of what runs at import, those that run what names it."""
+    """The tests that run the statement; of what runs at import, those that run what
+    names it, of a default also those that run its function."""
     lines = tests.lines.get(fault.path, {})
     found = {test for line in fault.lines for test in lines.get(line, ())}
     if fault.at_import and fault.scope:
-        # A default is what those tests see that run the function's first line.
+        # A default of a function is seen by those tests that run its first line.
         found |= next(
             (lines[n] for n in range(fault.lines[-1] + 1, max(lines, default=0) + 1) if lines.get(n)), set()
         )

@@ -502,7 +502,12 @@ def test_errors_merely_add_up_where_no_part_of_a_layer_amplifies_them(
     found = {name: (bound, text) for name, bound, text in decode_study._bounds(bench, 0.25)}
     bound, text = found["error_bound_worst_case"]
     # Four layers, each within a quarter.
-    assert ("errors merely add up" in text) == (bound == 4 * 0.25)
+    if alpha == 0.0 and beta * f_r == 0.0:
+        assert bound == 1.0
+        assert "errors merely add up" in text
+    else:
+        assert bound > 1.0
+        assert "errors merely add up" not in text
 
 
 def test_seconds_by_kind_add_up_to_the_latency_of_a_token() -> None:

@@ -1587,6 +1587,18 @@ def test_a_scenario_that_cannot_be_read_is_one_line_where_devices_are_searched_t
         planned(tmp_path, {"base": base, "question": "devices"})
 
 
+@pytest.mark.parametrize("several", [False, True])
+def test_servers_that_a_rule_keeps_are_no_hindrance_where_devices_are_searched(
+    several: bool, tmp_path: Path
+) -> None:
+    """A rule beside the question, as a mapping or in a list, asks for two servers of each number of ranks."""
+    rule = {"kind": "open_requests", "target": 8, "min_servers": 2}
+    base = {**BASE, "autoscaling": [rule] if several else rule}
+    asked = load_plan(written(tmp_path, {"base": base, "question": "devices"}))
+    every = alternatives(asked, Benches("plan", 1), any_devices=True).every
+    assert {one.point.case.axes.ranks for one in every} >= {1, 2}
+
+
 def test_ranks_that_have_no_small_multiple_in_common_are_tried_beside_each_other(tmp_path: Path) -> None:
     """560 devices are the fewest that 5, 7 and 16 divide, of 1,024 that a scenario may have."""
     base = {**BASE, "strategies": [{"kind": "continuous_batching", "ranks": [1, 5, 7, 16]}]}

@@ -7,7 +7,6 @@ import sys
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from random import Random
 from statistics import fmean
 from types import SimpleNamespace
 from typing import Any
@@ -366,7 +365,7 @@ def test_rows_are_predicted_by_as_many_processes_as_are_asked_for(
     tasks = [(wide, 0.5), (narrow, 0.25), (narrow, 0.125), (wide, 1.0)]
     found: list[Any] = [*predict_all(tasks, "none", jobs)]
     assert found == [0.5, 0.25, 0.125, 1.0]
-    assert (started or [1]) == [processes]
+    assert started == ([processes] if processes > 1 else [])
 
 
 @slow
@@ -406,9 +405,8 @@ def test_what_a_seed_draws_stays_the_same_over_versions(tmp_path: Path) -> None:
     rows = [replace(each, id=f"{i:02d}") for i in range(30) for each in (one, other)]
     found = drawn(rows, seed=3)
     assert list(found) == sorted(found)
-    for name, mine in found.items():
-        ids = [f"{i:02d}" for i in range(30)]
-        assert [each.id for each in mine] == Random(f"3 {name}").sample(ids, 3)
+    ids = {name: [each.id for each in mine] for name, mine in found.items()}
+    assert ids == {"InferenceMAX, vLLM": ["18", "27", "19"], "another": ["08", "01", "23"]}
 
 
 # -- figures ---------------------------------------------------------------------------------------------

@@ -96,11 +96,12 @@ def _listed(value: Any) -> Any:
 
 def distinct(values: list[T]) -> list[T]:
     """Returns the values. Raises ValueError if a value is given twice."""
-    seen: set[str] = set()
-    for value in values:
-        if repr(value) in seen:
-            raise ValueError(f"a value is given twice: {shown(value)}; each may be given once")
-        seen.add(repr(value))
+    seen: dict[str, int] = {}
+    for i, value in enumerate(values):
+        first = seen.setdefault(repr(value), i)
+        if first != i:
+            what = f"[{first}] and [{i}]" if isinstance(value, BaseModel) else shown(value)
+            raise ValueError(f"a value is given twice: {what}; each may be given once")
     return values
 
 

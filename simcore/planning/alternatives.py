@@ -95,7 +95,7 @@ def _open_devices(document: dict[str, Any]) -> None:
             given = strategy.setdefault("ranks", list(RANKS))
             each += [one for one in (given if isinstance(given, list) else [given]) if isinstance(one, int)]
     rules = document.get("autoscaling")
-    listed = rules if isinstance(rules, list) else ()
+    listed = rules if isinstance(rules, list) else [rules]
     given = [rule.get("min_servers") for rule in listed if isinstance(rule, dict)]
     servers = [one for each in given for one in (each if isinstance(each, list) else [each])]
     most = max((one for one in servers if isinstance(one, int)), default=1)

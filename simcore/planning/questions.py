@@ -279,7 +279,7 @@ def _nearest(group: Sequence[Answered], winner: Tried) -> Tried | None:
 
 
 def _steps(asked: Asked, one: Tried) -> float:
-    # Where another field than devices is searched there is one way of running, and nothing to choose.
+    # `_fewest` refuses several ways of running where another field is searched: nothing to choose there.
     if asked.question == "cost" and one.cost_per_hour is not None:
         return one.cost_per_hour
     return float(one.point.case.axes.devices)

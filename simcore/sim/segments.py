@@ -51,7 +51,7 @@ class Cuts:
         if self._local is not None:
             crosses = self._crosses.get(id(graph))
             if crosses is None:
-                # The graph is kept below, or there.
+                # Kept in both cases, so that its id stays its own: by `_local.of` or below.
                 crosses = self._crosses[id(graph)] = any(map(_crosses, graph.ops))
             if not crosses:
                 return self._local.of(graph, sizes)

@@ -69,7 +69,7 @@ class ByOpenRequests(_Scaled):
     """As many servers as give each `target` open requests."""
 
     kind: Literal["open_requests"]
-    target: Many[Annotated[float, Field(gt=0.0, le=1e6)]] = Field(
+    target: Many[Annotated[float, Field(ge=1e-6, le=1e6)]] = Field(
         description="open requests that a server shall have: sent to it and not answered yet"
     )
 
@@ -88,7 +88,7 @@ class ByUtilisation(_Scaled):
     """As many servers as keep each busy for `target` of the time."""
 
     kind: Literal["utilisation"]
-    target: Many[Annotated[float, Field(gt=0.0, le=1.0)]] = Field(
+    target: Many[Annotated[float, Field(ge=1e-6, le=1.0)]] = Field(
         description="share of the time for which a server shall have an open request, one or many"
     )
 
