@@ -570,8 +570,8 @@ def _followed(before: str, now: str) -> dict[int, int]:
 
 
 def _tests_of(fault: Fault, tests: TestMap, paths: list[str]) -> set[str]:
-    """The tests that run the statement; of what runs at import, those that run what
-    names it, of a default also those that run its function."""
+    """The tests that run the statement; of what runs at import, those that run what names it, and of a
+    default those that run its function."""
     lines = tests.lines.get(fault.path, {})
     found = {test for line in fault.lines for test in lines.get(line, ())}
     if fault.at_import and fault.scope:

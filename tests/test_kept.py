@@ -196,7 +196,7 @@ def test_code_of_another_name_is_other_code_and_none_is_none(
 ) -> None:
     monkeypatch.setattr(kept, "ROOT", tmp_path)
     assert kept.code_digest.__wrapped__() is None
-    found = set[str | None]()
+    found: set[str | None] = set()
     for name in ("a.py", "b.py"):
         (tmp_path / name).write_text("a = 1\n")
         found.add(kept.code_digest.__wrapped__())

@@ -1,6 +1,7 @@
 """What searches and plans look at in made-up worlds, against tapes: which points, with how many requests and
 replicas, the verdict on each, and what comes of it. What such answers have to be is in test_planning.py
-(edges in closed form, brute force); here is each step on the way, so that none changes unseen.
+(edges in closed form, brute force); here is each step on the way, so that none changes unseen. The last tests
+ask the same made-up worlds for single facts.
 
 A tape that changes on purpose is written anew by  SIMCORE_UPDATE_TAPES=1  (as_written.py) and read again.
 """
@@ -18,7 +19,7 @@ import yaml
 
 from simcore.planning import plan as plans
 from simcore.planning.limits import Limit
-from simcore.planning.plan import run
+from simcore.planning.plan import Plan, run
 from simcore.planning.questions import Answered, Tried
 from simcore.planning.race import race
 from simcore.planning.runs import Ask, Finished, Ran
@@ -193,6 +194,8 @@ BASE: dict[str, Any] = {
     ],
     "slo": {"ttft_s": 0.5, "e2e_s": 2.0},
 }
+# One way of running.
+SINGLE = {**BASE, "strategies": [{"kind": "continuous_batching", "ranks": 1}]}
 TEN_WAYS = [{"kind": "continuous_batching", "token_budget": [8 * n for n in range(1, 11)]}]
 RECORDED = {"arrivals": {"kind": "trace", "path": "trace.csv", "format": "azure", "jitter_s": 0.01}}
 SETUPS: dict[str, dict[str, Any]] = {
@@ -309,6 +312,16 @@ class MadeUp:
         return "a formula"
 
 
+def planned_in(
+    world: MadeUp, document: dict[str, Any], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> Plan:
+    """Returns what is found of a plan in a made-up world, by the file plan.yaml of the folder."""
+    monkeypatch.setattr(plans, "_maker", lambda *given: world)
+    path = folder / "plan.yaml"
+    path.write_text(yaml.safe_dump(document, sort_keys=False), encoding="utf-8")
+    return run(load_plan(path), jobs=1, progress=lambda doing, done, total: None)
+
+
 def tried_text(one: Tried | None) -> str:
     if one is None:
         return "-"
@@ -328,13 +341,11 @@ def answered_text(one: Answered) -> Iterator[str]:
     yield f"    beyond {tried_text(one.next_worse)}"
 
 
-def plan_of(name: str, folder: Path) -> Iterator[str]:
-    path = folder / "plan.yaml"
+def plan_of(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     rows = [f"2023-11-16 18:{i // 60:02}:{i % 60:02}.0000000,{5 + i % 80},{2 + i % 8}" for i in range(60)]
     head = "TIMESTAMP,ContextTokens,GeneratedTokens"
     (folder / "trace.csv").write_text("\n".join([head, *rows]) + "\n", encoding="utf-8")
-    path.write_text(yaml.safe_dump({"base": BASE, **SETUPS[name]}, sort_keys=False), encoding="utf-8")
-    plan = run(load_plan(path), jobs=1, progress=lambda doing, done, total: None)
+    plan = planned_in(MadeUp(), {"base": BASE, **SETUPS[name]}, folder, monkeypatch)
     found = plan.found
     yield f"{name}: {plan.simulated} runs, {plan.requests} requests"
     yield from (f"  {tried_text(one)}" for one in found.tried)
@@ -347,28 +358,25 @@ def plan_of(name: str, folder: Path) -> Iterator[str]:
         more = " ".join(number(value) for value in (pair.more, pair.low, pair.high))
         yield f"  {pair.metric} of {pair.b.point.case.axes.label} is {more} more than of {tried_text(pair.a)}"
     yield from (f"  winner {tried_text(one)}" for one in found.winners[len(found.groups) :])
-    yield from (f"  {text.replace(str(path), 'plan')}" for text in (*plan.notes, *plan.warnings))
+    yield from (
+        f"  {text.replace(str(folder / 'plan.yaml'), 'plan')}" for text in (*plan.notes, *plan.warnings)
+    )
 
 
 @pytest.mark.parametrize("name", SETUPS)
 def test_plans_look_where_the_tape_says(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SIMCORE_CACHE", "none")
-    monkeypatch.setattr(plans, "_maker", lambda *given: MadeUp())
     file = f"plan_{name.replace(', ', '_').replace(' ', '_')}.txt"
-    are_as_written(TAPES / file, list(plan_of(name, tmp_path)))
+    are_as_written(TAPES / file, list(plan_of(name, tmp_path, monkeypatch)))
 
 
 def test_pairs_of_a_strategy_have_as_many_requests_as_any_of_them_took(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At the scenario's rate some ways take twice its requests for a steady state, and some none more."""
-    monkeypatch.setenv("SIMCORE_CACHE", "none")
-    monkeypatch.setattr(plans, "_maker", lambda *given: MadeUp())
     base = copy.deepcopy({**BASE, "devices": 4})
     base["workload"]["arrivals"]["rate_per_s"] = 50.0
-    path = tmp_path / "plan.yaml"
-    path.write_text(yaml.safe_dump({"base": base, "question": "strategy"}), encoding="utf-8")
-    found = run(load_plan(path), jobs=1, progress=lambda doing, done, total: None).found
+    document = {"base": base, "question": "strategy"}
+    found = planned_in(MadeUp(), document, tmp_path, monkeypatch).found
     took = {one.point.case.axes.requests for one in found.tried if one.value == 50.0}
     assert len(took) > 1
     assert found.pairs
@@ -381,27 +389,20 @@ def test_doublings_meet_the_greatest_number_that_is_tried(
     over: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where nothing holds, no odd number is left to try beyond the last power of two."""
-    monkeypatch.setenv("SIMCORE_CACHE", "none")
-    monkeypatch.setattr(plans, "_maker", lambda *given: MadeUp())
     document: dict[str, Any] = {
         "question": "devices",
-        "base": {**BASE, "strategies": [{"kind": "continuous_batching", "ranks": 1}]},
+        "base": SINGLE,
         "constraints": {"ttft_p99_s": 1e-9},
     }
-    path = tmp_path / "plan.yaml"
-    path.write_text(yaml.safe_dump({**document, **({"over": over} if over else {})}), encoding="utf-8")
-    found = run(load_plan(path), jobs=1, progress=lambda doing, done, total: None).found
+    document |= {"over": over} if over else {}
+    found = planned_in(MadeUp(), document, tmp_path, monkeypatch).found
     assert found.winners == [None]
     assert [one.value for one in found.tried] == [2**i for i in range(17 if over else 11)]
 
 
 def test_where_no_rate_holds_there_is_no_winner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SIMCORE_CACHE", "none")
-    monkeypatch.setattr(plans, "_maker", lambda *given: MadeUp())
-    path = tmp_path / "plan.yaml"
     document = {"question": "rate", "base": {**BASE, "devices": 4}, "constraints": {"ttft_p99_s": 1e-9}}
-    path.write_text(yaml.safe_dump(document), encoding="utf-8")
-    plan = run(load_plan(path), jobs=1, progress=lambda doing, done, total: None)
+    plan = planned_in(MadeUp(), document, tmp_path, monkeypatch)
     assert plan.found.winners == [None]
     assert [one.best for one in plan.found.groups[0]] == [None] * 4
     assert plan.answer.startswith("Nothing that was tried keeps")
@@ -416,13 +417,9 @@ def test_another_field_than_devices_may_need_thousands(
         def _ran(self, ask: Ask) -> Ran:
             return Ran({"ttft_p99_s": 5000.0 / getattr(ask.point.case.strategy, "token_budget", [1])[0]})
 
-    monkeypatch.setenv("SIMCORE_CACHE", "none")
-    monkeypatch.setattr(plans, "_maker", lambda *given: Budgets())
-    path = tmp_path / "plan.yaml"
-    base = {**BASE, "strategies": [{"kind": "continuous_batching", "ranks": 1}]}
-    document = {"question": "devices", "over": "strategies.0.token_budget", "base": base}
-    path.write_text(yaml.safe_dump({**document, "constraints": {"ttft_p99_s": 1.0}}), encoding="utf-8")
-    (winner,) = run(load_plan(path), jobs=1, progress=lambda doing, done, total: None).found.winners
+    document = {"question": "devices", "over": "strategies.0.token_budget", "base": SINGLE}
+    document |= {"constraints": {"ttft_p99_s": 1.0}}
+    (winner,) = planned_in(Budgets(), document, tmp_path, monkeypatch).found.winners
     assert winner is not None
     assert winner.value == 5000
 
@@ -430,14 +427,9 @@ def test_another_field_than_devices_may_need_thousands(
 def test_servers_too_large_for_the_devices_that_are_searched_leave_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("SIMCORE_CACHE", "none")
-    monkeypatch.setattr(plans, "_maker", lambda *given: MadeUp())
-    path = tmp_path / "plan.yaml"
     base = {**BASE, "strategies": [{"kind": "continuous_batching", "ranks": [1, 4]}]}
-    path.write_text(
-        yaml.safe_dump({"question": "devices", "between": [1, 3], "base": base}), encoding="utf-8"
-    )
-    plan = run(load_plan(path), jobs=1, progress=lambda doing, done, total: None)
+    document = {"question": "devices", "between": [1, 3], "base": base}
+    plan = planned_in(MadeUp(), document, tmp_path, monkeypatch)
     assert {one.point.case.ranks for one in plan.found.tried} == {1}
     assert plan.found.winners != [None]
 
@@ -454,13 +446,8 @@ def test_rates_from_one_in_a_million_seconds_to_a_million_a_second_are_searched(
         def _ran(self, ask: Ask) -> Ran:
             return Ran({"ttft_p99_s": 0.1 * (ask.point.case.axes.rate_per_s or 0.0) ** power})
 
-    monkeypatch.setenv("SIMCORE_CACHE", "none")
-    monkeypatch.setattr(plans, "_maker", lambda *given: Steady())
-    path = tmp_path / "plan.yaml"
-    base = {**BASE, "strategies": [{"kind": "continuous_batching", "ranks": 1}]}
-    document = {"question": "rate", "base": base, "constraints": {"ttft_p99_s": most_s}}
-    path.write_text(yaml.safe_dump(document), encoding="utf-8")
-    found = run(load_plan(path), jobs=1, progress=lambda doing, done, total: None).found
+    document = {"question": "rate", "base": SINGLE, "constraints": {"ttft_p99_s": most_s}}
+    found = planned_in(Steady(), document, tmp_path, monkeypatch).found
     rates = [one.value for one in found.tried if one.value is not None]
     assert (max(rates) if power == 0.0 else min(rates)) == end
 
@@ -475,14 +462,10 @@ def test_a_way_of_running_is_searched_up_to_the_cost_of_a_known_one(
             case = ask.point.case
             return Ran({"ttft_p99_s": 0.5 if case.ranks == 4 or case.servers >= 20 else 2.0})
 
-    monkeypatch.setenv("SIMCORE_CACHE", "none")
-    monkeypatch.setattr(plans, "_maker", lambda *given: Twenty())
-    path = tmp_path / "plan.yaml"
     ways = [[{"kind": "continuous_batching", "ranks": ranks}] for ranks in (1, 4)]
     document = {"question": "cost", "cost_per_hour": {"h200-sxm": 3.0}, "vary": {"strategies": ways}}
     document |= {"base": BASE, "constraints": {"ttft_p99_s": 1.0}}
-    path.write_text(yaml.safe_dump(document), encoding="utf-8")
-    found = run(load_plan(path), jobs=1, progress=lambda doing, done, total: None).found
+    found = planned_in(Twenty(), document, tmp_path, monkeypatch).found
     tried = {ranks: [one.value for one in found.tried if one.point.case.ranks == ranks] for ranks in (1, 4)}
     assert tried == {1: [1, 2, 3], 4: [1]}
     (winner,) = found.winners
@@ -498,17 +481,11 @@ def test_the_fewest_devices_may_cost_more(tmp_path: Path, monkeypatch: pytest.Mo
             needed = 3 if ask.point.device.startswith("h200") else 4
             return Ran({"ttft_p99_s": 0.5 if ask.point.case.servers >= needed else 2.0})
 
-    monkeypatch.setenv("SIMCORE_CACHE", "none")
-    monkeypatch.setattr(plans, "_maker", lambda *given: ThreeOrFour())
-    path = tmp_path / "plan.yaml"
-    base = {**BASE, "strategies": [{"kind": "continuous_batching", "ranks": 1}]}
     devices = {"h200-sxm": 5.0, "a100-sxm-80gb": 1.0}
-    document = {"base": {**base, "device": list(devices)}, "cost_per_hour": devices}
+    document = {"base": {**SINGLE, "device": list(devices)}, "cost_per_hour": devices}
+    document |= {"constraints": {"ttft_p99_s": 1.0}}
     for question, best in (("devices", (3, 15.0)), ("cost", (4, 4.0))):
-        path.write_text(
-            yaml.safe_dump({**document, "question": question, "constraints": {"ttft_p99_s": 1.0}}),
-            encoding="utf-8",
-        )
-        (winner,) = run(load_plan(path), jobs=1, progress=lambda doing, done, total: None).found.winners
+        asked = {**document, "question": question}
+        (winner,) = planned_in(ThreeOrFour(), asked, tmp_path, monkeypatch).found.winners
         assert winner is not None
         assert (winner.point.case.axes.devices, winner.cost_per_hour) == best

@@ -495,7 +495,7 @@ def test_curves_do_not_mix_graphs_or_sizes() -> None:
 def test_a_price_that_is_a_curve_is_taken_as_short_lines() -> None:
     """As prices between measured points are; that it bends everywhere is found out once for its kind. Six in
     ten thousand is what a price may be off: a tenth of what two calibrations of a card differ by."""
-    asked = list[int]()
+    asked: list[int] = []
 
     def cost(size: int) -> tuple[float, float, float, float]:
         asked.append(size)

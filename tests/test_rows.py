@@ -848,7 +848,7 @@ def test_the_probe_is_of_some_sequences_and_not_of_none() -> None:
 
 def test_that_prices_are_curves_is_found_out_once_and_only_where_they_are_read() -> None:
     """For all values of what does not grow; a second burst in the same power of two asks for nothing."""
-    asked = list[int]()
+    asked: list[int] = []
 
     def price(op: Op) -> Price:
         asked.append(op["hundredths"])

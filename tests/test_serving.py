@@ -1188,7 +1188,8 @@ def test_a_run_that_gives_other_bytes_the_second_time_breaks_a_law(
     monkeypatch.setattr(serving_study, "REPEATED", again)
     study = assemble(parse_scenario(document(), "x"), "x").study
     assert study.run(lambda *_: None).rows
-    run, runs = Bench.run, list[int]()
+    run = Bench.run
+    runs: list[int] = []
 
     def drifting(bench: Bench, case: Case, replica: int, *given: Any, **more: Any) -> Result:
         runs.append(replica)

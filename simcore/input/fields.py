@@ -90,7 +90,8 @@ class _OneOrMany:
 _MANY = _OneOrMany()
 
 
-def _listed(value: Any) -> Any:
+def listed(value: Any) -> list[Any]:
+    """Returns the values of a field that takes one or many."""
     return list(value) if isinstance(value, list | tuple) else [value]
 
 
@@ -105,7 +106,7 @@ def distinct(values: list[T]) -> list[T]:
     return values
 
 
-Many = Annotated[list[T], BeforeValidator(_listed), Field(min_length=1), AfterValidator(distinct), _MANY]
+Many = Annotated[list[T], BeforeValidator(listed), Field(min_length=1), AfterValidator(distinct), _MANY]
 
 
 def _is_many(field: FieldInfo) -> bool:
@@ -228,14 +229,14 @@ def _dotted(change: Mapping[str, Any], path: tuple[str, ...]) -> Iterator[tuple[
 
 def _alternatives(value: Any) -> list[Any]:
     if isinstance(value, Mapping):
-        return [{TIMES: factor} for factor in _listed(value[TIMES])]
-    return list(_listed(value))
+        return [{TIMES: factor} for factor in listed(value[TIMES])]
+    return listed(value)
 
 
 def _check_figure(path: str, value: Any) -> None:
     """Raises FieldError if a figure cannot have a value."""
     is_factor = isinstance(value, Mapping)
-    bare = list(_listed(value[TIMES] if is_factor else value))
+    bare = listed(value[TIMES] if is_factor else value)
     numbers = [one for one in bare if isinstance(one, int | float) and not isinstance(one, bool)]
     right = numbers == bare and all(isfinite(one) and 0.0 <= one <= MOST_FIGURE for one in numbers)
     if not bare or not right or (is_factor and (len(value) > 1 or 0.0 in numbers)):

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from math import lcm
 from typing import Any
 
+from simcore.input.fields import listed
 from simcore.input.files import InputError
 from simcore.models.errors import ModelError
 from simcore.planning.faults import of_value
@@ -93,11 +94,9 @@ def _open_devices(document: dict[str, Any]) -> None:
     for strategy in strategies if isinstance(strategies, list) else ():
         if isinstance(strategy, dict):
             given = strategy.setdefault("ranks", list(RANKS))
-            each += [one for one in (given if isinstance(given, list) else [given]) if isinstance(one, int)]
-    rules = document.get("autoscaling")
-    listed = rules if isinstance(rules, list) else [rules]
-    given = [rule.get("min_servers") for rule in listed if isinstance(rule, dict)]
-    servers = [one for each in given for one in (each if isinstance(each, list) else [each])]
+            each += [one for one in listed(given) if isinstance(one, int)]
+    rules = [rule for rule in listed(document.get("autoscaling")) if isinstance(rule, dict)]
+    servers = [one for rule in rules for one in listed(rule.get("min_servers"))]
     most = max((one for one in servers if isinstance(one, int)), default=1)
     document["devices"] = max(1, most * lcm(*(one for one in each if one > 0)))
 
