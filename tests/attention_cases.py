@@ -13,6 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from simcore.kernels.decoder.attention import attend
+
 FP8 = torch.float8_e4m3fn
 # The largest relative error of one sequence's output: 16-bit formats round the weights and the output.
 BARS = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 4e-3}
@@ -204,6 +206,27 @@ def truth(case: Case, *, everything: bool = False) -> Tensor:
             part = (weights @ values[head]) / weights.sum(1, keepdim=True)
             out[row, head * shape.group : (head + 1) * shape.group] = part
     return out
+
+
+def truth_and_logs(case: Case) -> tuple[Tensor, Tensor]:
+    """What attention gives, by one masked attention over all tokens of a sequence, in float64: out as q, and
+    the logarithm of the sum of its weights [batch, q_heads]; zeros and -inf where nothing is attended."""
+    q, k, v, _ = case.tensors
+    options = case.options
+    table, scale = options.get("block_table"), options.get("scale") or case.shape.head_dim**-0.5
+    queries = q.double()[:, None]
+    out, logs = torch.zeros_like(queries), queries.new_full(queries.shape[:-1], -math.inf)
+    for row, length in enumerate(case.lengths):
+        keys, values = (
+            tokens_of(x, row, torch.arange(length, device=q.device), table, options.get(name))[None]
+            for x, name in ((k, "k_scale"), (v, "v_scale"))
+        )
+        mask = queries.new_full((1, length), -math.inf)
+        mask[0, attended(length, number(options.get("sinks")), number(options.get("window")))] = 0.0
+        if length:
+            found, log = attend(queries[row, None], keys, values, mask, scale)
+            out[row], logs[row] = found[0].nan_to_num(nan=0.0), log[0]
+    return out.view(q.shape), logs.view(q.shape[:-1])
 
 
 def number(x: int | Tensor | None) -> int | None:

@@ -67,6 +67,9 @@ TABLE = torch.zeros(2, 3, dtype=torch.int32, device=DEVICE)
         ("sinks and window", (Q, K, V, LENGTHS), {"sinks": -1, "window": 4}),
         ("out has to be", (Q, K, V, LENGTHS), {"out": Q.half()}),
         ("out has to be", (Q, K, V, LENGTHS), {"out": torch.empty_like(Q).transpose(0, 1)}),
+        ("lse has to be contiguous fp32 .2, 4.,", (Q, K, V, LENGTHS), {"lse": Q[..., 0].half()}),
+        ("lse has to be contiguous fp32 .2, 4.,", (Q, K, V, LENGTHS), {"lse": random(2, 2)}),
+        ("lse has to be contiguous fp32 .2, 4.,", (Q, K, V, LENGTHS), {"lse": random(4, 2).T}),
         ("a gate has to be int32", (Q, K, V, LENGTHS), {"gate": torch.ones(1, device=DEVICE)}),
         ("another shape or layout", (Q, K, V, LENGTHS), {"space": workspace(Q[:1], 2, CONFIG)}),
         (

@@ -115,7 +115,10 @@ def without(away: slice, device: str) -> None:
     k[0, :, away, 0] = -math.inf
     expected = torch.nan_to_num(truth(case))
     for config in (laid_out(16, 1), laid_out(16, 3), EvenConfig(16, 3, 1, 4, 1, 1)):
-        check(decode_attention(q, k, v, lengths, config=config), expected)
+        lse = torch.full_like(q[..., 0], math.nan, dtype=torch.float32)
+        check(decode_attention(q, k, v, lengths, lse=lse, config=config), expected)
+        assert bool(lse[0].isneginf().all()) == (away == slice(0, 50))
+        assert bool(lse[1].isfinite().all())
     made = speculative_attention(q, k, v, lengths, sinks=4, window=4, threshold=0.1, config=laid_out(16, 3))
     check(made.exact, expected)
 

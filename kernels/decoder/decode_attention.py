@@ -1,7 +1,9 @@
 """Attention of one query token a sequence over its cached tokens, split over the tokens (Flash-Decoding).
 
-    out = sum_j p_j v_j,   p = softmax(scale q . k_j),   over all tokens j of the sequence, or only over its
-    first `sinks` and last `window` tokens (StreamingLLM, Xiao et al. 2023)
+    out = sum_j p_j v_j,   p = softmax(scale q . k_j),   lse = log sum_j exp(scale q . k_j)
+
+over all tokens j of the sequence, or only over its first `sinks` and last `window` tokens (StreamingLLM, Xiao
+et al. 2023).
 
 Programs read the lengths on the device and split each sequence's tokens evenly there: the host plans nothing,
 and a captured graph stays valid while its sequences grow. See `split_kv` for the parts and their sum, which
@@ -20,7 +22,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from simcore.kernels.decoder.attention import attend
-from simcore.kernels.decoder.checks import check_gate, check_like, check_space
+from simcore.kernels.decoder.checks import check_gate, check_like, check_space, kind
 from simcore.kernels.decoder.even_attention import MOST_SEQUENCES as MOST_DEALT
 from simcore.kernels.decoder.even_attention import (
     EvenConfig,
@@ -53,6 +55,7 @@ from simcore.kernels.decoder.split_kv import (
     stages,
     store_queries,
     sum_parts,
+    write_log,
     write_part,
 )
 from simcore.kernels.decoder.tensors import random_tensor
@@ -217,6 +220,7 @@ def decode_attention(
     v_scale: Tensor | None = None,
     gate: Tensor | None = None,
     out: Tensor | None = None,
+    lse: Tensor | None = None,
     space: Workspace | None = None,
     config: DecodeConfig | EvenConfig | None = None,
 ) -> Tensor:
@@ -226,10 +230,11 @@ def decode_attention(
     [batch, blocks of a sequence] (int32). They may be fp8, with k_scale and v_scale (fp32 [kv_heads]): value
     = stored * scale. `scale` is 1/sqrt(d) by default. With `sinks` or `window` only the first `sinks`
     and last `window` tokens are attended. gate (int32 [1]): if it is 0 on the device, the launch does
-    nothing. space: see Workspace; by default that of the stream, so that the call is one launch. config: the
-    layout, by default that of `config_for`; an EvenConfig deals the work evenly to all programs, whatever the
-    lengths. Returns out [batch, q_heads, d], zeros for a sequence without tokens, and where all tokens of a
-    query score -inf.
+    nothing. lse (contiguous fp32 [batch, q_heads]) is filled with the natural logarithm of sum_j exp(scale
+    q . k_j), by which results over several sets of tokens can be joined. space: see Workspace; by default
+    that of the stream, so that the call is one launch. config: the layout, by default that of `config_for`;
+    an EvenConfig deals the work evenly to all programs, whatever the lengths. Returns out [batch, q_heads,
+    d]; for a sequence without tokens, and where all tokens of a query score -inf, it is 0 and lse is -inf.
 
     Raises ValueError for tensors that do not fit together.
     """
@@ -244,12 +249,13 @@ def decode_attention(
     config = config or config_for(q, kv)
     out = torch.empty_like(q) if out is None else out
     check_like("out", out, tuple(q.shape), q.dtype)
+    _check_lse(lse, q)
     launch = _evenly(q, kv, config) if isinstance(config, EvenConfig) else _by_sequence(q, kv, config)
     space = space or Workspace(*kept_space(q, launch.shapes))
     check_space(space, launch.shapes)
     windowed = sinks is not None or window is not None
     launch.kernel[launch.grid](
-        q, k, v, out, lengths, block_table, k_scale, v_scale, gate, *space,
+        q, k, v, out, lse, lengths, block_table, k_scale, v_scale, gate, *space,
         (q.shape[-1] ** -0.5 if scale is None else scale) * LOG2E,
         min(sinks or 0, kv.capacity), min(window or 0, kv.capacity), kv.capacity, *launch.numbers,
         *q.stride()[:2], *out.stride()[:2], *kv.strides(),
@@ -259,6 +265,15 @@ def decode_attention(
         **launched(config.warps, config.chained),
     )  # fmt: skip
     return out
+
+
+def _check_lse(lse: Tensor | None, q: Tensor) -> None:
+    """Raises ValueError for an lse that is not contiguous fp32 of the shape of q without its last
+    dimension."""
+    if lse is None:
+        return
+    if lse.dtype != torch.float32 or lse.shape != q.shape[:-1] or not lse.is_contiguous():
+        raise ValueError(f"lse has to be contiguous fp32 {list(q.shape[:-1])}, not {kind(lse)}")
 
 
 class _Launch(NamedTuple):
@@ -289,7 +304,7 @@ def _evenly(q: Tensor, kv: Cache, config: EvenConfig) -> _Launch:
 
 @triton.jit
 def _decode_attention_kernel(
-    q_ptr, k_ptr, v_ptr, out_ptr, lengths_ptr, table_ptr, k_scale_ptr, v_scale_ptr, gate_ptr,
+    q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, lengths_ptr, table_ptr, k_scale_ptr, v_scale_ptr, gate_ptr,
     partials_ptr, logs_ptr,
     scale, sinks, window, capacity,
     stride_q_sequence, stride_q_head, stride_out_sequence, stride_out_head,
@@ -338,10 +353,13 @@ def _decode_attention_kernel(
     if SCALED:
         out *= tl.load(v_scale_ptr + head)
     out_base = out_ptr + sequence.to(tl.int64) * stride_out_sequence + head * GROUP * stride_out_head
+    heads = tl.num_programs(1)
     if SPLITS == 1:
         store_queries(out, out_base, stride_out_head, GROUP, ROWS, HEAD_DIM, DIM)
+        queries = tl.arange(0, ROWS)
+        write_log(log, lse_ptr, sequence, head, heads, queries, queries < GROUP, GROUP)
     else:
-        pair = (sequence * tl.num_programs(1) + head).to(tl.int64)
+        pair = (sequence * heads + head).to(tl.int64)
         row = pair * SPLITS * GROUP
         write_part(
             out, log, partials_ptr, logs_ptr, row + split * GROUP, GROUP, ROWS, HEAD_DIM, DIM, SLICES
@@ -349,7 +367,7 @@ def _decode_attention_kernel(
         if split >= SPLITS - SHARERS:
             for share in range(split - (SPLITS - SHARERS), SHARES, SHARERS):
                 query, first_column = share // SLICES * QUERIES, share % SLICES * COLUMNS
-                whole, _ = sum_parts(
+                whole, _, total_log = sum_parts(
                     partials_ptr, logs_ptr, partials_ptr, None, row, 0, query, first_column, SPLITS,
                     PARTS, False, GROUP, HEAD_DIM, QUERIES, COLUMNS, SLICES, COLUMNS,
                 )  # fmt: skip
@@ -359,6 +377,8 @@ def _decode_attention_kernel(
                     whole.to(out_ptr.dtype.element_ty),
                     mask=(queries < GROUP) & (columns < HEAD_DIM),
                 )
+                there = (queries < GROUP) & (columns == 0)
+                write_log(total_log, lse_ptr, sequence, head, heads, queries, there, GROUP)
 
 
 def reference_decode_attention(
@@ -373,17 +393,23 @@ def reference_decode_attention(
     window: int | None = None,
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
+    lse: Tensor | None = None,
 ) -> Tensor:
-    """As `decode_attention`, sequence by sequence in plain torch; any float dtype, float64 is the truth."""
+    """As `decode_attention`, sequence by sequence in plain torch; any float dtype, float64 is the truth. lse
+    too may be of any float dtype."""
     kv = cache(q, k, v, lengths, block_table, (k_scale, v_scale))
     windowed = sinks is not None or window is not None
     out = torch.zeros_like(q)
+    logs = q.new_full(q.shape[:-1], -math.inf, dtype=torch.promote_types(q.dtype, torch.float32))
     for sequence, length in enumerate(lengths.tolist()):
         kept = ends_of(length, sinks or 0, window or 0) if windowed else range(length)
         if len(kept):
             keys, values = tokens_of(kv, sequence, kept, q.dtype)
             row = q[None, sequence, None].to(keys.dtype)
-            out[sequence] = attend(row, keys, values, scale=scale)[0][0, 0].to(q.dtype)
+            found, log = attend(row, keys, values, scale=scale)
+            out[sequence], logs[sequence] = found[0, 0].to(q.dtype), log[0, 0]
+    if lse is not None:
+        lse.copy_(logs)
     return out
 
 

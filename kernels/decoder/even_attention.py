@@ -44,6 +44,7 @@ from simcore.kernels.decoder.split_kv import (
     sum_parts,
     tile,
     two_added,
+    write_log,
     write_part,
 )
 from simcore.kernels.gpu import Gpu
@@ -191,7 +192,7 @@ def _program_of(block, total, share, rest, programs):
 
 @triton.jit
 def even_attention_kernel(
-    q_ptr, k_ptr, v_ptr, out_ptr, lengths_ptr, table_ptr, k_scale_ptr, v_scale_ptr, gate_ptr,
+    q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, lengths_ptr, table_ptr, k_scale_ptr, v_scale_ptr, gate_ptr,
     partials_ptr, logs_ptr,
     scale, sinks, window, capacity, batch,
     stride_q_sequence, stride_q_head, stride_out_sequence, stride_out_head,
@@ -219,6 +220,7 @@ def even_attention_kernel(
     total, heads = tl.reduce((blocks * HEADS, (blocks > 0).to(tl.int32) * HEADS), 0, two_added)
     programs = _programs(total, heads, PROGRAMS, LEAST_BLOCKS)
     none = tl.zeros([], tl.int64)
+    queries = tl.arange(0, ROWS)
     if heads < batch * HEADS:
         for sequence in range(program, batch, PROGRAMS):
             if tl.load(lengths_ptr + sequence) <= 0 or (WINDOWED and sinks + window == 0):
@@ -226,6 +228,10 @@ def even_attention_kernel(
                     base = out_ptr + (none + sequence) * stride_out_sequence + head * GROUP * stride_out_head
                     store_queries(
                         tl.zeros([ROWS, DIM], tl.float32), base, stride_out_head, GROUP, ROWS, HEAD_DIM, DIM
+                    )
+                    nothing_there = tl.full([ROWS], -float("inf"), tl.float32)
+                    write_log(
+                        nothing_there, lse_ptr, none + sequence, head, HEADS, queries, queries < GROUP, GROUP
                     )
     if program >= programs or total == 0:
         return
@@ -278,12 +284,17 @@ def even_attention_kernel(
         base = out_ptr + sequence.to(tl.int64) * stride_out_sequence + head * GROUP * stride_out_head
         if from_block == 0 and to_block == count:
             store_queries(out, base, stride_out_head, GROUP, ROWS, HEAD_DIM, DIM)
+            write_log(log, lse_ptr, sequence, head, HEADS, queries, queries < GROUP, GROUP)
         elif to_block == count and first >= earliest:
             begins = _program_of(first, total, share, rest, programs)
-            joined = _joined(
+            joined, logs = _joined(
                 out, log, partials_ptr, logs_ptr, begins, program, PROGRAMS, GROUP, ROWS, HEAD_DIM, DIM
             )
             store_queries(joined, base, stride_out_head, GROUP, ROWS, HEAD_DIM, DIM)
+            if lse_ptr is not None:
+                # The same in all columns.
+                log = tl.max(logs, 1)
+                write_log(log, lse_ptr, sequence, head, HEADS, queries, queries < GROUP, GROUP)
         else:
             row = (program + tl.where(from_block == 0, PROGRAMS, 0)).to(tl.int64) * GROUP
             write_part(
@@ -300,13 +311,15 @@ def even_attention_kernel(
         row = begins.to(tl.int64) * GROUP
         if parts > JOINED + 1 and parts <= FEW:
             _sum(
-                partials_ptr, logs_ptr, base, stride_out_head, row, parts, last - program,
-                FEW_SHARERS, FEW_SHARES, FEW, FEW_QUERIES, DIM, 1, PROGRAMS, GROUP, HEAD_DIM, DIM,
+                partials_ptr, logs_ptr, base, stride_out_head, lse_ptr, sequence, head, row, parts,
+                last - program,
+                FEW_SHARERS, FEW_SHARES, FEW, FEW_QUERIES, DIM, 1, PROGRAMS, HEADS, GROUP, HEAD_DIM, DIM,
             )  # fmt: skip
         if parts > FEW:
             _sum(
-                partials_ptr, logs_ptr, base, stride_out_head, row, parts, last - program,
-                SHARERS, SHARES, PARTS, QUERIES, COLUMNS, SLICES, PROGRAMS, GROUP, HEAD_DIM, DIM,
+                partials_ptr, logs_ptr, base, stride_out_head, lse_ptr, sequence, head, row, parts,
+                last - program,
+                SHARERS, SHARES, PARTS, QUERIES, COLUMNS, SLICES, PROGRAMS, HEADS, GROUP, HEAD_DIM, DIM,
             )  # fmt: skip
 
 
@@ -317,7 +330,7 @@ def _joined(
     GROUP: tl.constexpr, ROWS: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr,
 ):  # fmt: skip
     """The sum of a part, which ends a head, and of those of the programs from `begins` on, each taken as soon
-    as it is there. The part itself needs no trip to memory."""
+    as it is there; and its log, in each column. The part itself needs no trip to memory."""
     rows, columns = tl.arange(0, ROWS)[:, None], tl.arange(0, DIM)[None, :]
     counted = tl.broadcast_to(rows < GROUP, [ROWS, DIM])
     there = counted & (columns < HEAD_DIM)
@@ -343,22 +356,23 @@ def _joined(
         out = out * shrink + words.to(tl.float32, bitcast=True) * weight
         total = total * shrink + weight
         top = higher
-    return out / total
+    return out / total, top + tl.log2(total)
 
 
 @triton.jit
 def _sum(
-    partials_ptr, logs_ptr, base, stride_head, row, parts, behind,
+    partials_ptr, logs_ptr, base, stride_head, lse_ptr, sequence, head, row, parts, behind,
     SHARERS: tl.constexpr, SHARES: tl.constexpr, PARTS: tl.constexpr, QUERIES: tl.constexpr,
     COLUMNS: tl.constexpr, SLICES: tl.constexpr,
-    PROGRAMS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr,
+    PROGRAMS: tl.constexpr, HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr,
+    DIM: tl.constexpr,
 ):  # fmt: skip
     """Sums the shares of a head that fall to the program `behind` its last one; the parts begin at `row`."""
     sharers = tl.minimum(parts - 1, SHARERS)
     if behind < sharers:
         for share in range(behind, SHARES, sharers):
             query, first_column = share // SLICES * QUERIES, share % SLICES * COLUMNS
-            whole, _ = sum_parts(
+            whole, _, total_log = sum_parts(
                 partials_ptr, logs_ptr, partials_ptr, row + PROGRAMS * GROUP, row, 0, query, first_column,
                 parts, PARTS, False, GROUP, HEAD_DIM, QUERIES, COLUMNS, DIM // LOADED_AT_ONCE, LOADED_AT_ONCE,
             )  # fmt: skip
@@ -368,3 +382,5 @@ def _sum(
                 whole.to(base.dtype.element_ty),
                 mask=(queries < GROUP) & (columns < HEAD_DIM),
             )
+            there = (queries < GROUP) & (columns == 0)
+            write_log(total_log, lse_ptr, sequence, head, HEADS, queries, there, GROUP)

@@ -403,7 +403,7 @@ def _speculative_attention_kernel(
         )
         for share in range(split - (SPLITS - SHARERS), SHARES, SHARERS):
             query, first_column = share // SLICES * QUERIES, share % SLICES * COLUMNS
-            exact, speculated = sum_parts(
+            exact, speculated, _ = sum_parts(
                 partials_ptr, logs_ptr, ends_ptr, None, row, ends_row, query, first_column, SPLITS,
                 PARTS, True, GROUP, HEAD_DIM, QUERIES, COLUMNS, SLICES, COLUMNS,
             )  # fmt: skip
@@ -443,7 +443,7 @@ def _give(
     elif split >= WORKERS - GIVERS:
         columns = tl.arange(0, DIM)
         for query in range(split - (WORKERS - GIVERS), GROUP, GIVERS):
-            early, _ = sum_parts(
+            early, _, _ = sum_parts(
                 worker_partials_ptr, worker_logs_ptr, worker_partials_ptr, None, pair * WORKERS * GROUP, 0,
                 query, 0, WORKERS, PARTS, False, GROUP, HEAD_DIM, 1, DIM, 1, DIM,
             )  # fmt: skip

@@ -58,6 +58,8 @@ LOOKED_AT = tl.constexpr(8)
 EMPTY = tl.constexpr(-1)
 # Below all scores but -inf.
 LOWEST = tl.constexpr(-3e38)
+# Logs are to base 2 in here, and natural ones outside.
+LN2 = tl.constexpr(math.log(2))
 # Tensors of a kept workspace begin at multiples of so many words.
 ALIGNED = 64
 
@@ -403,6 +405,16 @@ def part(top, sums, out):
 
 
 @triton.jit
+def write_log(log, lse_ptr, sequence, head, heads, query, there, GROUP: tl.constexpr):
+    """Writes the logs to base 2 of queries of a KV head as natural ones, -inf where there was no token or all
+    score -inf, `there` in lse [batch, heads GROUP]; nothing if `lse_ptr` is None."""
+    if lse_ptr is not None:
+        log = tl.where(log <= LOWEST, -float("inf"), log * LN2)
+        base = lse_ptr + sequence.to(tl.int64) * heads * GROUP + head * GROUP
+        tl.store(base + query, log, mask=there)
+
+
+@triton.jit
 def write_part(
     out, log, partials_ptr, logs_ptr, row,
     GROUP: tl.constexpr, ROWS: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr, SLICES: tl.constexpr,
@@ -452,9 +464,9 @@ def sum_parts(
 ):  # fmt: skip
     """Waits for `count` parts of a share and empties them; the group's first query is at rows `row`, `row` +
     GROUP, ... of the parts, that of the first part at `first_row` unless this is None. Their sum at `places`,
-    [QUERIES * COLUMNS], zeros for no token at all; and beside it, where ENDS, what is to be compared with it,
-    the group's first at `ends_row` (else `ends_ptr` and `ends_row` are not used). PARTS: see `tile`; WIDTH:
-    the columns of a slice of logs, COLUMNS or fewer."""
+    [QUERIES * COLUMNS], zeros for no token at all, and its log; and between them, where ENDS, what is to be
+    compared with the sum, the group's first at `ends_row` (else `ends_ptr` and `ends_row` are not used).
+    PARTS: see `tile`; WIDTH: the columns of a slice of logs, COLUMNS or fewer."""
     which, column = places(query, first_column, QUERIES, COLUMNS)
     number, which, column = tl.arange(0, PARTS)[:, None], which[None, :], column[None, :]
     counted = (number < count) & (which < GROUP)
@@ -511,7 +523,8 @@ def sum_parts(
         total, out = tl.reduce((weight, values), 0, two_added)
         compared = out
     # If the sum of weights is 0, the weighted values are 0 too.
-    return out / tl.where(total > 0, total, 1.0), compared
+    total = tl.where(total > 0, total, 1.0)
+    return out / total, compared, top + tl.log2(total)
 
 
 @triton.jit
