@@ -76,16 +76,19 @@ def make_case(
     *,
     capacity: int | None = None,
     device: str = "cpu",
+    queries: int | None = None,
     weight_outside: Sequence[float] | None = None,
     **options: Any,
 ) -> Case:
     """Normal numbers of these lengths. With `weight_outside` keys are moved so that the tokens before `sinks`
-    and in the last `window` carry all but about that much of each sequence's softmax."""
+    and in the last `window` carry all but about that much of each sequence's softmax. With `queries` q has so
+    many query tokens of each sequence, [batch, queries, q_heads, d]."""
     generator = torch.Generator(device).manual_seed(seed)
     room = max(capacity or 0, *lengths, 1)
     room = math.ceil(room / shape.block) * shape.block if shape.block else room
     held = torch.tensor(lengths, dtype=torch.int32, device=device)
-    q = torch.randn(len(lengths), shape.q_heads, shape.head_dim, generator=generator, device=device)
+    tokens = () if queries is None else (queries,)
+    q = torch.randn(len(lengths), *tokens, shape.q_heads, shape.head_dim, generator=generator, device=device)
     size = len(lengths), shape.kv_heads, room, shape.head_dim
     k, v = (torch.randn(size, generator=generator, device=device) for _ in range(2))
     if weight_outside is not None:
@@ -210,19 +213,22 @@ def truth(case: Case, *, everything: bool = False) -> Tensor:
 
 def truth_and_logs(case: Case) -> tuple[Tensor, Tensor]:
     """What attention gives, by one masked attention over all tokens of a sequence, in float64: out as q, and
-    the logarithm of the sum of its weights [batch, q_heads]; zeros and -inf where nothing is attended."""
+    the logarithm of the sum of its weights, as q without d; zeros and -inf where nothing is attended. Of
+    several query tokens each stands where it does in its sequence, the last one at its end."""
     q, k, v, _ = case.tensors
     options = case.options
     table, scale = options.get("block_table"), options.get("scale") or case.shape.head_dim**-0.5
-    queries = q.double()[:, None]
+    queries = q.double() if q.dim() == 4 else q.double()[:, None]
+    sinks, window = (number(options.get(name)) for name in ("sinks", "window"))
     out, logs = torch.zeros_like(queries), queries.new_full(queries.shape[:-1], -math.inf)
     for row, length in enumerate(case.lengths):
         keys, values = (
             tokens_of(x, row, torch.arange(length, device=q.device), table, options.get(name))[None]
             for x, name in ((k, "k_scale"), (v, "v_scale"))
         )
-        mask = queries.new_full((1, length), -math.inf)
-        mask[0, attended(length, number(options.get("sinks")), number(options.get("window")))] = 0.0
+        mask = queries.new_full((queries.shape[1], length), -math.inf)
+        for token, end in enumerate(range(length - len(mask) + 1, length + 1)):
+            mask[token, attended(max(0, end), sinks, window)] = 0.0
         if length:
             found, log = attend(queries[row, None], keys, values, mask, scale)
             out[row], logs[row] = found[0].nan_to_num(nan=0.0), log[0]

@@ -3,6 +3,7 @@ layouts, against float64."""
 
 import math
 from random import Random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from simcore.kernels.decoder.decode_attention import (
 from simcore.kernels.decoder.even_attention import EvenConfig, even_config
 from simcore.kernels.gpu import gpu_of
 from tests.attention_cases import BARS, FP8, Case, Shape, error, make_case, some_lengths, truth_and_logs
+from tests.test_documents import ROOT, blocks
 from tests.test_even_attention import laid_out as dealt
 from tests.test_triton_attention import (
     DEVICE,
@@ -53,7 +55,10 @@ def attended(case: Case, config: Config) -> tuple[Tensor, Tensor]:
     decode_attention(*case.tensors, **case.options, out=out, lse=lse, config=config)
     expected, logs = truth_and_logs(case)
     check(out, expected)
+    # Of each query token too.
+    assert error(out.flatten(0, -3), expected.flatten(0, -3)) < BARS[out.dtype]
     near(lse, logs)
+    assert not out[logs.isneginf()].any()
     return out, lse
 
 
@@ -113,6 +118,18 @@ def test_two_parts_of_a_context_are_joined_by_their_logs(config: Config) -> None
     whole, expected = truth_and_logs(case)
     assert error(found, whole) < BARS[torch.float32]
     near(logs, expected)
+
+
+@interpreted
+def test_the_example_of_the_documents_joins_two_parts() -> None:
+    (example,) = (block for block in blocks(ROOT / "docs" / "kernels.md", "python") if "lse=" in block)
+    case = make_case(Shape(kv_heads=2, group=3, head_dim=64), [60, 20, 0, 41], 4)
+    near_part, far_part = halves(case, 23)
+    names: dict[str, Any] = {"torch": torch, "decode_attention": decode_attention}
+    names |= zip(("q", "k", "v", "lengths"), near_part.tensors, strict=True)
+    names |= zip(("q", "other_k", "other_v", "other_lengths"), far_part.tensors, strict=True)
+    exec(example, names)
+    assert error(names["out"], truth_and_logs(case)[0]) < BARS[torch.float32]
 
 
 @pytest.mark.parametrize("config", [laid_out(16, 1), laid_out(16, 3), dealt(5)])

@@ -1,4 +1,5 @@
-"""Attention of one query token a sequence over its cached tokens, split over the tokens (Flash-Decoding).
+"""Attention of one query token a sequence, or a few, over its cached tokens, split over the tokens
+(Flash-Decoding).
 
     out = sum_j p_j v_j,   p = softmax(scale q . k_j),   lse = log sum_j exp(scale q . k_j)
 
@@ -40,15 +41,20 @@ from simcore.kernels.decoder.split_kv import (
     block_added,
     cache,
     cache_of,
+    check_rows,
     depth_that_fits,
+    group_of,
     kept_space,
     launched,
     load_queries,
     made,
     nothing,
+    one_token,
     padded,
     part,
     places,
+    query_at,
+    seen,
     shapes,
     shares,
     sizes,
@@ -177,9 +183,9 @@ def config_for(q: Tensor, kv: Cache) -> DecodeConfig:
     gpu = gpu_of(q)
     return decode_config(
         batch=q.shape[0],
-        q_heads=q.shape[1],
+        q_heads=math.prod(q.shape[1:-1]),
         kv_heads=kv.kv_heads,
-        head_dim=q.shape[2],
+        head_dim=q.shape[-1],
         capacity=kv.capacity,
         kv_bytes=kv.k.element_size(),
         processors=gpu.processors,
@@ -189,7 +195,8 @@ def config_for(q: Tensor, kv: Cache) -> DecodeConfig:
 
 
 def workspace(q: Tensor, kv_heads: int, config: DecodeConfig) -> Workspace:
-    """Makes a workspace for launches with q [batch, q_heads, d] and this layout."""
+    """Makes a workspace for launches with q [batch, q_heads, d] or [batch, queries, q_heads, d] and this
+    layout."""
     return made(q, _shapes(q, kv_heads, config))
 
 
@@ -201,8 +208,8 @@ def _shapes(q: Tensor, kv_heads: int, config: DecodeConfig) -> list[tuple[int, .
 
 
 def shares_of(q: Tensor, kv_heads: int, config: DecodeConfig) -> Shares:
-    """Returns the shares of the sum for q [batch, q_heads, d] with this layout."""
-    return shares(q.shape[1] // kv_heads, q.shape[2], config.splits, config.slices, config.warps)
+    """Returns the shares of the sum for q with this layout."""
+    return shares(group_of(q, kv_heads), q.shape[-1], config.splits, config.slices, config.warps)
 
 
 @launching
@@ -226,45 +233,60 @@ def decode_attention(
 ) -> Tensor:
     """Attends from q [batch, q_heads, d] over each sequence's first lengths [batch] (int32) tokens.
 
+    q may be [batch, queries, q_heads, d], of up to 8 query tokens of each sequence: the last ones of its
+    `lengths`, in the cache already. Query token t of T then attends lengths - (T - 1 - t) tokens; its window
+    ends there.
+
     k, v: [batch, kv_heads, capacity, d], or in pages [blocks, block_size, kv_heads, d] with block_table
     [batch, blocks of a sequence] (int32). They may be fp8, with k_scale and v_scale (fp32 [kv_heads]): value
     = stored * scale. `scale` is 1/sqrt(d) by default. With `sinks` or `window` only the first `sinks`
     and last `window` tokens are attended. gate (int32 [1]): if it is 0 on the device, the launch does
-    nothing. lse (contiguous fp32 [batch, q_heads]) is filled with the natural logarithm of sum_j exp(scale
-    q . k_j), by which results over several sets of tokens can be joined. space: see Workspace; by default
-    that of the stream, so that the call is one launch. config: the layout, by default that of `config_for`;
-    an EvenConfig deals the work evenly to all programs, whatever the lengths. Returns out [batch, q_heads,
-    d]; for a sequence without tokens, and where all tokens of a query score -inf, it is 0 and lse is -inf.
+    nothing. lse (contiguous fp32, as q without d) is filled with the natural logarithm of sum_j exp(scale q .
+    k_j), by which results over several sets of tokens can be joined. space: see Workspace; by default that of
+    the stream, so that the call is one launch. config: the layout, by default that of `config_for`; an
+    EvenConfig deals the work evenly to all programs, whatever the lengths. Returns out, as q; it is 0, and
+    lse -inf, for a query that attends no token or whose tokens all score -inf.
 
     Raises ValueError for tensors that do not fit together.
     """
-    kv = cache(q, k, v, lengths, block_table, (k_scale, v_scale))
+    one = one_token(q)
+    kv = cache(one, k, v, lengths, block_table, (k_scale, v_scale))
     check_gate(gate)
     if min(sinks or 0, window or 0) < 0:
         raise ValueError(f"sinks and window have to be 0 or more, not {sinks}, {window}")
     if q.dtype == torch.float64 or len(q) > MOST_SEQUENCES:
         raise ValueError(f"at most {MOST_SEQUENCES} sequences, and no fp64: this sums in fp32")
+    tokens = math.prod(q.shape[1:-2])
+    if tokens > 1:
+        check_rows(q, kv.kv_heads)
     if not len(q):
         return torch.empty_like(q) if out is None else out
     config = config or config_for(q, kv)
     out = torch.empty_like(q) if out is None else out
     check_like("out", out, tuple(q.shape), q.dtype)
     _check_lse(lse, q)
+    # Without the dimension of one query token.
+    q, into = (one, one_token(out)) if tokens == 1 else (q, out)
     launch = _evenly(q, kv, config) if isinstance(config, EvenConfig) else _by_sequence(q, kv, config)
     space = space or Workspace(*kept_space(q, launch.shapes))
     check_space(space, launch.shapes)
     windowed = sinks is not None or window is not None
     launch.kernel[launch.grid](
-        q, k, v, out, lse, lengths, block_table, k_scale, v_scale, gate, *space,
+        q, k, v, into, lse, lengths, block_table, k_scale, v_scale, gate, *space,
         (q.shape[-1] ** -0.5 if scale is None else scale) * LOG2E,
         min(sinks or 0, kv.capacity), min(window or 0, kv.capacity), kv.capacity, *launch.numbers,
-        *q.stride()[:2], *out.stride()[:2], *kv.strides(),
-        BLOCK=config.block, STAGES=stages(config.stages, kv),
+        *_query_strides(q), *_query_strides(into), *kv.strides(),
+        QUERY_TOKENS=tokens, BLOCK=config.block, STAGES=stages(config.stages, kv),
         WINDOWED=windowed, SCALED=k_scale is not None, GATED=gate is not None,
         **launch.constants,
         **launched(config.warps, config.chained),
     )  # fmt: skip
     return out
+
+
+def _query_strides(x: Tensor) -> tuple[int | None, ...]:
+    """Strides in elements of sequences, query tokens (None without this dimension) and heads."""
+    return x.stride(0), x.stride(1) if x.dim() == 4 else None, x.stride(-2)
 
 
 def _check_lse(lse: Tensor | None, q: Tensor) -> None:
@@ -307,11 +329,12 @@ def _decode_attention_kernel(
     q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, lengths_ptr, table_ptr, k_scale_ptr, v_scale_ptr, gate_ptr,
     partials_ptr, logs_ptr,
     scale, sinks, window, capacity,
-    stride_q_sequence, stride_q_head, stride_out_sequence, stride_out_head,
+    stride_q_sequence, stride_q_token, stride_q_head, stride_out_sequence, stride_out_token, stride_out_head,
     stride_k_outer, stride_k_head, stride_v_outer, stride_v_head, stride_table,
     BLOCK: tl.constexpr, STAGES: tl.constexpr,
     WINDOWED: tl.constexpr, SCALED: tl.constexpr, GATED: tl.constexpr, CHAINED: tl.constexpr,
-    GROUP: tl.constexpr, ROWS: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr, SPLITS: tl.constexpr,
+    GROUP: tl.constexpr, QUERY_TOKENS: tl.constexpr, ROWS: tl.constexpr, HEAD_DIM: tl.constexpr,
+    DIM: tl.constexpr, SPLITS: tl.constexpr,
     SHARES: tl.constexpr, SHARERS: tl.constexpr, QUERIES: tl.constexpr, COLUMNS: tl.constexpr,
     SLICES: tl.constexpr, PARTS: tl.constexpr,
     PAGE: tl.constexpr, K_TOKEN: tl.constexpr, V_TOKEN: tl.constexpr, WIDE: tl.constexpr,
@@ -328,10 +351,12 @@ def _decode_attention_kernel(
     attended = length
     turn = length
     if WINDOWED:
-        attended = tl.minimum(length, sinks + window)
+        # The windows of all query tokens together.
+        attended = tl.minimum(length, sinks + window + (QUERY_TOKENS - 1))
         turn = tl.minimum(length, sinks)
-    q_base = q_ptr + sequence.to(tl.int64) * stride_q_sequence + head * GROUP * stride_q_head
-    q = load_queries(q_base, stride_q_head, GROUP, ROWS, HEAD_DIM, DIM)
+    of_head: tl.constexpr = GROUP // QUERY_TOKENS
+    q_base = q_ptr + sequence.to(tl.int64) * stride_q_sequence + head * of_head * stride_q_head
+    q = load_queries(q_base, stride_q_token, stride_q_head, GROUP, QUERY_TOKENS, ROWS, HEAD_DIM, DIM)
     k_base, v_base = cache_of(
         k_ptr, v_ptr, sequence, head, stride_k_outer, stride_k_head, stride_v_outer, stride_v_head, PAGE
     )
@@ -345,19 +370,22 @@ def _decode_attention_kernel(
         # Past the end the last token is read again, because the memory behind it may hold anything.
         token = tl.minimum(index, attended - 1)
         token += tl.where(token < turn, 0, length - attended)
+        inside = seen(index, token, attended, length, sinks, window, GROUP, QUERY_TOKENS, ROWS, WINDOWED)
         top, sums, out = block_added(
-            top, sums, out, q, k_base, v_base, table_ptr, token, index < attended, scale,
+            top, sums, out, q, k_base, v_base, table_ptr, token, inside, scale,
             stride_k_outer, stride_v_outer, K_TOKEN, V_TOKEN, WIDE, HEAD_DIM, DIM, PAGE,
         )  # fmt: skip
     out, log = part(top, sums, out)
     if SCALED:
         out *= tl.load(v_scale_ptr + head)
-    out_base = out_ptr + sequence.to(tl.int64) * stride_out_sequence + head * GROUP * stride_out_head
+    out_base = out_ptr + sequence.to(tl.int64) * stride_out_sequence + head * of_head * stride_out_head
     heads = tl.num_programs(1)
     if SPLITS == 1:
-        store_queries(out, out_base, stride_out_head, GROUP, ROWS, HEAD_DIM, DIM)
+        store_queries(
+            out, out_base, stride_out_token, stride_out_head, GROUP, QUERY_TOKENS, ROWS, HEAD_DIM, DIM
+        )
         queries = tl.arange(0, ROWS)
-        write_log(log, lse_ptr, sequence, head, heads, queries, queries < GROUP, GROUP)
+        write_log(log, lse_ptr, sequence, head, heads, queries, queries < GROUP, GROUP, QUERY_TOKENS)
     else:
         pair = (sequence * heads + head).to(tl.int64)
         row = pair * SPLITS * GROUP
@@ -373,12 +401,14 @@ def _decode_attention_kernel(
                 )  # fmt: skip
                 queries, columns = places(query, first_column, QUERIES, COLUMNS)
                 tl.store(
-                    out_base + queries * stride_out_head + columns,
+                    out_base
+                    + query_at(queries, stride_out_token, stride_out_head, GROUP, QUERY_TOKENS)
+                    + columns,
                     whole.to(out_ptr.dtype.element_ty),
                     mask=(queries < GROUP) & (columns < HEAD_DIM),
                 )
                 there = (queries < GROUP) & (columns == 0)
-                write_log(total_log, lse_ptr, sequence, head, heads, queries, there, GROUP)
+                write_log(total_log, lse_ptr, sequence, head, heads, queries, there, GROUP, QUERY_TOKENS)
 
 
 def reference_decode_attention(
@@ -397,20 +427,22 @@ def reference_decode_attention(
 ) -> Tensor:
     """As `decode_attention`, sequence by sequence in plain torch; any float dtype, float64 is the truth. lse
     too may be of any float dtype."""
-    kv = cache(q, k, v, lengths, block_table, (k_scale, v_scale))
+    kv = cache(one_token(q), k, v, lengths, block_table, (k_scale, v_scale))
     windowed = sinks is not None or window is not None
-    out = torch.zeros_like(q)
-    logs = q.new_full(q.shape[:-1], -math.inf, dtype=torch.promote_types(q.dtype, torch.float32))
+    queries = q if q.dim() == 4 else q[:, None]
+    out, tokens = torch.zeros_like(queries), queries.shape[1]
+    logs = q.new_full(queries.shape[:-1], -math.inf, dtype=torch.promote_types(q.dtype, torch.float32))
     for sequence, length in enumerate(lengths.tolist()):
-        kept = ends_of(length, sinks or 0, window or 0) if windowed else range(length)
-        if len(kept):
-            keys, values = tokens_of(kv, sequence, kept, q.dtype)
-            row = q[None, sequence, None].to(keys.dtype)
-            found, log = attend(row, keys, values, scale=scale)
-            out[sequence], logs[sequence] = found[0, 0].to(q.dtype), log[0, 0]
+        for token, end in enumerate(range(length - tokens + 1, length + 1)):
+            kept = ends_of(max(0, end), sinks or 0, window or 0) if windowed else range(end)
+            if len(kept):
+                keys, values = tokens_of(kv, sequence, kept, q.dtype)
+                row = queries[sequence, token].to(keys.dtype)
+                found, log = attend(row[None, None], keys, values, scale=scale)
+                out[sequence, token], logs[sequence, token] = found[0, 0].to(q.dtype), log[0, 0]
     if lse is not None:
-        lse.copy_(logs)
-    return out
+        lse.copy_(logs.view(q.shape[:-1]))
+    return out.view(q.shape)
 
 
 def ends_of(length: int, sinks: int, window: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""Attention of one query token a sequence, its work dealt evenly to a fixed number of programs.
+"""Attention of one query token a sequence, or a few, its work dealt evenly to a fixed number of programs.
 
     program p of P takes blocks  [p T / P, (p + 1) T / P)  of all T blocks: of all KV heads of all sequences
 
@@ -33,12 +33,15 @@ from simcore.kernels.decoder.split_kv import (
     block_added,
     cache_of,
     depth_that_fits,
+    group_of,
     load_queries,
     made,
     nothing,
     padded,
     part,
     places,
+    query_at,
+    seen,
     sizes,
     store_queries,
     sum_parts,
@@ -53,8 +56,9 @@ from simcore.kernels.gpu import Gpu
 MOST_SEQUENCES = 1024
 # So many parts or fewer are summed with several queries at once; words of their tile that a warp holds.
 FEW_PARTS, FEW_WORDS = 8, 1024
-# The program that ends a head adds up to so many other parts to its own, one after another.
-JOINED = tl.constexpr(3)
+# The program that ends a head adds up to so many other parts to its own, one after another; none if it cannot
+# hold them beside it.
+JOINED = 3
 # Of more programs the one that takes a block would not be found exactly: see `_program_of`.
 MOST_PROGRAMS = 4096
 # Below so many blocks, a program's share is not cut further.
@@ -117,13 +121,13 @@ def even_config(*, kv_heads: int, head_dim: int, kv_bytes: int, gpu: Gpu) -> Eve
 def even_shapes(q: Tensor, kv_heads: int, config: EvenConfig) -> list[tuple[int, ...]]:
     """Returns the shapes of the tensors of a workspace: parts that end a head or go on with it, then parts
     that begin one. A log stands beside each word, so that threads that add parts up need no other thread."""
-    group, d = q.shape[1] // kv_heads, q.shape[2]
-    rows = 2 * config.programs, group
+    rows, d = (2 * config.programs, group_of(q, kv_heads)), q.shape[-1]
     return [(*rows, d), (*rows, padded(d))]
 
 
 def even_workspace(q: Tensor, kv_heads: int, config: EvenConfig) -> Workspace:
-    """Makes a workspace for launches with q [batch, q_heads, d] of any batch and this layout."""
+    """Makes a workspace for launches with q [batch, q_heads, d] or [batch, queries, q_heads, d] of any
+    batch, and this layout."""
     return made(q, even_shapes(q, kv_heads, config))
 
 
@@ -134,18 +138,20 @@ def even_constants(q: Tensor, kv: Cache, config: EvenConfig) -> dict[str, int]:
     del found["SPLITS"]
     if found["COLUMNS"] < LOADED_AT_ONCE.value:
         raise ValueError(
-            f"slices: a layout cannot have {config.slices} for {parts} parts of {q.shape[2]} columns"
+            f"slices: a layout cannot have {config.slices} for {parts} parts of {q.shape[-1]} columns"
         )
     # Few parts: as many queries in one tile as each warp holds easily.
     queries = FEW_WORDS * config.warps // (FEW_PARTS * found["DIM"])
     queries = max(1, min(int(triton.next_power_of_2(found["GROUP"])), queries))
     shares = triton.cdiv(found["GROUP"], queries)
+    words = found["ROWS"] * found["DIM"]
     return {
         **found,
         "BATCH": int(triton.next_power_of_2(len(q))),
         "HEADS": kv.kv_heads,
         "PROGRAMS": config.programs,
         "LEAST_BLOCKS": config.least,
+        "JOINED": JOINED if q.dim() == 3 or words <= FEW_WORDS * config.warps else 0,
         "FEW": tile(FEW_PARTS, queries * found["DIM"], config.warps),
         "FEW_QUERIES": queries,
         "FEW_SHARES": shares,
@@ -154,12 +160,12 @@ def even_constants(q: Tensor, kv: Cache, config: EvenConfig) -> dict[str, int]:
 
 
 @triton.jit
-def _blocks(length, sinks, window, capacity, BLOCK: tl.constexpr, WINDOWED: tl.constexpr):
-    """Of a sequence: its tokens, those attended, and their blocks."""
+def _blocks(length, reach, capacity, BLOCK: tl.constexpr, WINDOWED: tl.constexpr):
+    """Of a sequence: its tokens, those attended, `reach` at most where WINDOWED, and their blocks."""
     length = tl.maximum(tl.minimum(length, capacity), 0)
     attended = length
     if WINDOWED:
-        attended = tl.minimum(length, sinks + window)
+        attended = tl.minimum(length, reach)
     return length, attended, tl.cdiv(attended, BLOCK)
 
 
@@ -195,12 +201,14 @@ def even_attention_kernel(
     q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, lengths_ptr, table_ptr, k_scale_ptr, v_scale_ptr, gate_ptr,
     partials_ptr, logs_ptr,
     scale, sinks, window, capacity, batch,
-    stride_q_sequence, stride_q_head, stride_out_sequence, stride_out_head,
+    stride_q_sequence, stride_q_token, stride_q_head, stride_out_sequence, stride_out_token, stride_out_head,
     stride_k_outer, stride_k_head, stride_v_outer, stride_v_head, stride_table,
     BLOCK: tl.constexpr, STAGES: tl.constexpr,
     WINDOWED: tl.constexpr, SCALED: tl.constexpr, GATED: tl.constexpr, CHAINED: tl.constexpr,
     BATCH: tl.constexpr, HEADS: tl.constexpr, PROGRAMS: tl.constexpr, LEAST_BLOCKS: tl.constexpr,
-    GROUP: tl.constexpr, ROWS: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr,
+    JOINED: tl.constexpr,
+    GROUP: tl.constexpr, QUERY_TOKENS: tl.constexpr, ROWS: tl.constexpr, HEAD_DIM: tl.constexpr,
+    DIM: tl.constexpr,
     SHARES: tl.constexpr, SHARERS: tl.constexpr, QUERIES: tl.constexpr, COLUMNS: tl.constexpr,
     SLICES: tl.constexpr, PARTS: tl.constexpr,
     FEW: tl.constexpr, FEW_QUERIES: tl.constexpr, FEW_SHARES: tl.constexpr, FEW_SHARERS: tl.constexpr,
@@ -215,24 +223,31 @@ def even_attention_kernel(
     program = tl.program_id(0)
     numbers = tl.arange(0, BATCH)
     lengths = tl.load(lengths_ptr + numbers, mask=numbers < batch, other=0)
-    _length, _attended, blocks = _blocks(lengths, sinks, window, capacity, BLOCK, WINDOWED)
+    # The windows of all query tokens together.
+    reach = sinks + window + (QUERY_TOKENS - 1)
+    _length, _attended, blocks = _blocks(lengths, reach, capacity, BLOCK, WINDOWED)
     ends = tl.cumsum(blocks, 0) * HEADS
     total, heads = tl.reduce((blocks * HEADS, (blocks > 0).to(tl.int32) * HEADS), 0, two_added)
     programs = _programs(total, heads, PROGRAMS, LEAST_BLOCKS)
     none = tl.zeros([], tl.int64)
     queries = tl.arange(0, ROWS)
+    of_head: tl.constexpr = GROUP // QUERY_TOKENS
     if heads < batch * HEADS:
         for sequence in range(program, batch, PROGRAMS):
-            if tl.load(lengths_ptr + sequence) <= 0 or (WINDOWED and sinks + window == 0):
+            if tl.load(lengths_ptr + sequence) <= 0 or (WINDOWED and reach == 0):
                 for head in range(HEADS):
-                    base = out_ptr + (none + sequence) * stride_out_sequence + head * GROUP * stride_out_head
-                    store_queries(
-                        tl.zeros([ROWS, DIM], tl.float32), base, stride_out_head, GROUP, ROWS, HEAD_DIM, DIM
+                    base = (
+                        out_ptr + (none + sequence) * stride_out_sequence + head * of_head * stride_out_head
                     )
+                    store_queries(
+                        tl.zeros([ROWS, DIM], tl.float32), base, stride_out_token, stride_out_head,
+                        GROUP, QUERY_TOKENS, ROWS, HEAD_DIM, DIM,
+                    )  # fmt: skip
                     nothing_there = tl.full([ROWS], -float("inf"), tl.float32)
                     write_log(
-                        nothing_there, lse_ptr, none + sequence, head, HEADS, queries, queries < GROUP, GROUP
-                    )
+                        nothing_there, lse_ptr, none + sequence, head, HEADS, queries, queries < GROUP,
+                        GROUP, QUERY_TOKENS,
+                    )  # fmt: skip
     if program >= programs or total == 0:
         return
     share, rest = total // programs, total % programs
@@ -249,7 +264,7 @@ def even_attention_kernel(
             ((ends < at).to(tl.int32), tl.where(ends < at, blocks * HEADS, 0)), 0, two_added
         )
         length = tl.load(lengths_ptr + sequence)
-        length, tokens, count = _blocks(length, sinks, window, capacity, BLOCK, WINDOWED)
+        length, tokens, count = _blocks(length, reach, capacity, BLOCK, WINDOWED)
         head = (at - 1 - before) // count
         first = before + head * count
         turn = length
@@ -257,8 +272,8 @@ def even_attention_kernel(
             turn = tl.minimum(length, sinks)
         from_block = tl.maximum(begin - first, 0)
         to_block = at - first
-        q_base = q_ptr + sequence.to(tl.int64) * stride_q_sequence + head * GROUP * stride_q_head
-        q = load_queries(q_base, stride_q_head, GROUP, ROWS, HEAD_DIM, DIM)
+        q_base = q_ptr + sequence.to(tl.int64) * stride_q_sequence + head * of_head * stride_q_head
+        q = load_queries(q_base, stride_q_token, stride_q_head, GROUP, QUERY_TOKENS, ROWS, HEAD_DIM, DIM)
         k_base, v_base = cache_of(
             k_ptr, v_ptr, sequence, head, stride_k_outer, stride_k_head, stride_v_outer, stride_v_head, PAGE
         )
@@ -274,27 +289,32 @@ def even_attention_kernel(
             # Past the end the last token is read again, because the memory behind it may hold anything.
             token = tl.minimum(index, tokens - 1)
             token += tl.where(token < turn, 0, length - tokens)
+            inside = seen(index, token, tokens, length, sinks, window, GROUP, QUERY_TOKENS, ROWS, WINDOWED)
             top, sums, out = block_added(
-                top, sums, out, q, k_base, v_base, table, token, index < tokens, factor,
+                top, sums, out, q, k_base, v_base, table, token, inside, factor,
                 stride_k_outer, stride_v_outer, K_TOKEN, V_TOKEN, WIDE, HEAD_DIM, DIM, PAGE,
             )  # fmt: skip
         out, log = part(top, sums, out)
         if SCALED:
             out *= tl.load(v_scale_ptr + head)
-        base = out_ptr + sequence.to(tl.int64) * stride_out_sequence + head * GROUP * stride_out_head
+        base = out_ptr + sequence.to(tl.int64) * stride_out_sequence + head * of_head * stride_out_head
         if from_block == 0 and to_block == count:
-            store_queries(out, base, stride_out_head, GROUP, ROWS, HEAD_DIM, DIM)
-            write_log(log, lse_ptr, sequence, head, HEADS, queries, queries < GROUP, GROUP)
-        elif to_block == count and first >= earliest:
+            store_queries(
+                out, base, stride_out_token, stride_out_head, GROUP, QUERY_TOKENS, ROWS, HEAD_DIM, DIM
+            )
+            write_log(log, lse_ptr, sequence, head, HEADS, queries, queries < GROUP, GROUP, QUERY_TOKENS)
+        elif JOINED > 0 and to_block == count and first >= earliest:
             begins = _program_of(first, total, share, rest, programs)
             joined, logs = _joined(
                 out, log, partials_ptr, logs_ptr, begins, program, PROGRAMS, GROUP, ROWS, HEAD_DIM, DIM
             )
-            store_queries(joined, base, stride_out_head, GROUP, ROWS, HEAD_DIM, DIM)
+            store_queries(
+                joined, base, stride_out_token, stride_out_head, GROUP, QUERY_TOKENS, ROWS, HEAD_DIM, DIM
+            )
             if lse_ptr is not None:
                 # The same in all columns.
                 log = tl.max(logs, 1)
-                write_log(log, lse_ptr, sequence, head, HEADS, queries, queries < GROUP, GROUP)
+                write_log(log, lse_ptr, sequence, head, HEADS, queries, queries < GROUP, GROUP, QUERY_TOKENS)
         else:
             row = (program + tl.where(from_block == 0, PROGRAMS, 0)).to(tl.int64) * GROUP
             write_part(
@@ -307,19 +327,21 @@ def even_attention_kernel(
         begins = _program_of(first, total, share, rest, programs)
         last = _program_of(first + count - 1, total, share, rest, programs)
         parts = last - begins + 1
-        base = out_ptr + sequence.to(tl.int64) * stride_out_sequence + head * GROUP * stride_out_head
+        base = out_ptr + sequence.to(tl.int64) * stride_out_sequence + head * of_head * stride_out_head
         row = begins.to(tl.int64) * GROUP
         if parts > JOINED + 1 and parts <= FEW:
             _sum(
-                partials_ptr, logs_ptr, base, stride_out_head, lse_ptr, sequence, head, row, parts,
-                last - program,
-                FEW_SHARERS, FEW_SHARES, FEW, FEW_QUERIES, DIM, 1, PROGRAMS, HEADS, GROUP, HEAD_DIM, DIM,
+                partials_ptr, logs_ptr, base, stride_out_token, stride_out_head, lse_ptr, sequence, head,
+                row, parts, last - program,
+                FEW_SHARERS, FEW_SHARES, FEW, FEW_QUERIES, DIM, 1, PROGRAMS, HEADS, GROUP, QUERY_TOKENS,
+                HEAD_DIM, DIM,
             )  # fmt: skip
         if parts > FEW:
             _sum(
-                partials_ptr, logs_ptr, base, stride_out_head, lse_ptr, sequence, head, row, parts,
-                last - program,
-                SHARERS, SHARES, PARTS, QUERIES, COLUMNS, SLICES, PROGRAMS, HEADS, GROUP, HEAD_DIM, DIM,
+                partials_ptr, logs_ptr, base, stride_out_token, stride_out_head, lse_ptr, sequence, head,
+                row, parts, last - program,
+                SHARERS, SHARES, PARTS, QUERIES, COLUMNS, SLICES, PROGRAMS, HEADS, GROUP, QUERY_TOKENS,
+                HEAD_DIM, DIM,
             )  # fmt: skip
 
 
@@ -361,11 +383,11 @@ def _joined(
 
 @triton.jit
 def _sum(
-    partials_ptr, logs_ptr, base, stride_head, lse_ptr, sequence, head, row, parts, behind,
+    partials_ptr, logs_ptr, base, stride_token, stride_head, lse_ptr, sequence, head, row, parts, behind,
     SHARERS: tl.constexpr, SHARES: tl.constexpr, PARTS: tl.constexpr, QUERIES: tl.constexpr,
     COLUMNS: tl.constexpr, SLICES: tl.constexpr,
-    PROGRAMS: tl.constexpr, HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr,
-    DIM: tl.constexpr,
+    PROGRAMS: tl.constexpr, HEADS: tl.constexpr, GROUP: tl.constexpr, QUERY_TOKENS: tl.constexpr,
+    HEAD_DIM: tl.constexpr, DIM: tl.constexpr,
 ):  # fmt: skip
     """Sums the shares of a head that fall to the program `behind` its last one; the parts begin at `row`."""
     sharers = tl.minimum(parts - 1, SHARERS)
@@ -378,9 +400,9 @@ def _sum(
             )  # fmt: skip
             queries, columns = places(query, first_column, QUERIES, COLUMNS)
             tl.store(
-                base + queries * stride_head + columns,
+                base + query_at(queries, stride_token, stride_head, GROUP, QUERY_TOKENS) + columns,
                 whole.to(base.dtype.element_ty),
                 mask=(queries < GROUP) & (columns < HEAD_DIM),
             )
             there = (queries < GROUP) & (columns == 0)
-            write_log(total_log, lse_ptr, sequence, head, HEADS, queries, there, GROUP)
+            write_log(total_log, lse_ptr, sequence, head, HEADS, queries, there, GROUP, QUERY_TOKENS)

@@ -330,7 +330,7 @@ def _speculative_attention_kernel(
     # Loaded here, so that the verdict need not wait for it.
     threshold = tl.load(threshold_ptr)
     q_base = q_ptr + sequence.to(tl.int64) * stride_q_sequence + head * GROUP * stride_q_head
-    q = load_queries(q_base, stride_q_head, GROUP, ROWS, HEAD_DIM, DIM)
+    q = load_queries(q_base, None, stride_q_head, GROUP, 1, ROWS, HEAD_DIM, DIM)
     k_base, v_base = cache_of(
         k_ptr, v_ptr, sequence, head, stride_k_outer, stride_k_head, stride_v_outer, stride_v_head, PAGE
     )
@@ -438,7 +438,7 @@ def _give(
     for the others' parts and sum them, a query each, also for whoever compares that with the exact sum."""
     base = early_ptr + sequence.to(tl.int64) * stride_early_sequence + head * GROUP * stride_early_head
     if WORKERS == 1:
-        store_queries(ends, base, stride_early_head, GROUP, ROWS, HEAD_DIM, DIM)
+        store_queries(ends, base, None, stride_early_head, GROUP, 1, ROWS, HEAD_DIM, DIM)
         _count_in(arrived_ptr + sequence, GROUP)
     elif split >= WORKERS - GIVERS:
         columns = tl.arange(0, DIM)

@@ -3,10 +3,10 @@
     part s      o_s = softmax(q K_s^T scale) V_s,    l_s = log2 sum exp2(q K_s^T scale log2(e))
     sum         out = sum_s 2^(l_s - l) o_s,         l = log2 sum_s 2^l_s
 
-(Flash-Decoding, Dao et al. 2023.) One program attends over one part for the `GROUP` query heads of one KV
-head, so that K and V are read once. Part s takes blocks s, s + splits, s + 2 splits, ... of the tokens: the
-programs of a launch then read neighbouring memory at any time, which saves 3 % of a token compared to a
-contiguous stretch for each part.
+(Flash-Decoding, Dao et al. 2023.) One program attends over one part for the `GROUP` queries of one KV head,
+those of its query heads for all query tokens, so that K and V are read once. Part s takes blocks s, s +
+splits, s + 2 splits, ... of the tokens: the programs of a launch then read neighbouring memory at any time,
+which saves 3 % of a token compared to a contiguous stretch for each part.
 
 The last `SHARERS` programs of a KV head sum the parts in the same launch: a query each, or a slice of its
 columns, or several queries if there are few parts. No counter and no fence tells them that a part has
@@ -46,6 +46,10 @@ STAGES, WARPS = 4, 4
 SPARE_BYTES = 8 * 1024
 # A matrix instruction takes at least so many rows.
 LEAST_ROWS = 16
+# Query tokens of a sequence, and the queries of a KV head for several tokens: a program holds them all.
+MOST_QUERY_TOKENS, MOST_ROWS = 8, 128
+# Bytes of shared memory that a number of a query takes at most, in formats of two bytes and of four.
+NUMBER_BYTES = {2: 6, 4: 16}
 # Words of the summed parts that each warp of a program holds at most: 64 a thread, and as many logs.
 HELD = 2048
 # Parts that a thread may hold of one column.
@@ -72,8 +76,9 @@ class Workspace(NamedTuple):
     its own.
 
     int32, EMPTY before a launch and again after it: partials [pairs, splits, group, d] and logs [pairs,
-    splits, group, slices copies] hold fp32 results. A pair is a sequence and one of its KV heads; copies: see
-    `write_part`. In `even_attention` there are two parts of each program in place of those of pairs.
+    splits, group, slices copies] hold fp32 results. A pair is a sequence and one of its KV heads; group: see
+    `group_of`; copies: see `write_part`. In `even_attention` there are two parts of each program in place of
+    those of pairs.
     """
 
     partials: Tensor
@@ -115,6 +120,40 @@ class Cache:
         """Strides of a token in elements, of K and of V."""
         token = 2 if self.table is None else 1
         return self.k.stride(token), self.v.stride(token)
+
+
+def one_token(q: Tensor) -> Tensor:
+    """Returns the queries of each sequence's first query token, [batch, q_heads, d], of q of that shape or
+    [batch, queries, q_heads, d]. Raises ValueError for no query token or too many."""
+    if q.dim() != 4:
+        return q
+    if not 1 <= q.shape[1] <= MOST_QUERY_TOKENS:
+        raise ValueError(
+            f"q has to be [batch, 1 to {MOST_QUERY_TOKENS} query tokens, q_heads, d], not {kind(q)}"
+        )
+    return q[:, 0]
+
+
+def group_of(q: Tensor, kv_heads: int) -> int:
+    """Returns the queries of a KV head: of its query heads, for all query tokens. q: see `one_token`."""
+    return math.prod(q.shape[1:-1]) // kv_heads
+
+
+def check_rows(q: Tensor, kv_heads: int) -> None:
+    """Raises ValueError for q [batch, queries, q_heads, d] if a program cannot hold a KV head's queries."""
+    group, d = group_of(q, kv_heads), q.shape[-1]
+    room = gpu_of(q).shared_bytes // NUMBER_BYTES[q.element_size()]
+    if group > MOST_ROWS or rows_of(group) * padded(d) > room:
+        tokens = q.shape[1]
+        raise ValueError(
+            f"q: {tokens} query tokens of {group // tokens} heads a KV head, of {d} numbers, are too many; "
+            f"a program holds {MOST_ROWS} queries and {room} numbers at most"
+        )
+
+
+def rows_of(group: int) -> int:
+    """Returns the rows of a tile of so many queries: a power of two."""
+    return max(LEAST_ROWS, int(triton.next_power_of_2(group)))
 
 
 def cache(
@@ -209,7 +248,7 @@ def _threads(warps: int) -> int:
 def sizes(q: Tensor, kv: Cache, *, splits: int, slices: int, warps: int, sharers: int) -> dict[str, int]:
     """Returns the compile-time constants of the kernels. The parts of a pair are summed by as many of its
     programs as there are shares, at most `sharers`. Raises ValueError if these cannot all wait at a time."""
-    group, d = q.shape[1] // kv.kv_heads, q.shape[2]
+    group, d = group_of(q, kv.kv_heads), q.shape[-1]
     dim = padded(d)
     shared = shares(group, d, splits, slices, warps)
     columns = dim // shared.slices
@@ -218,7 +257,7 @@ def sizes(q: Tensor, kv: Cache, *, splits: int, slices: int, warps: int, sharers
         raise ValueError(f"sharers: {waiting} programs of a head would wait; {processors} surely run at once")
     return {
         "GROUP": group,
-        "ROWS": max(LEAST_ROWS, int(triton.next_power_of_2(group))),
+        "ROWS": rows_of(group),
         "HEAD_DIM": d,
         "DIM": dim,
         "PAGE": kv.page,
@@ -303,8 +342,8 @@ def kept_space(q: Tensor, wanted: Sequence[tuple[int, ...]]) -> list[Tensor]:
 
 def shapes(q: Tensor, kv_heads: int, parts: int, slices: int) -> list[tuple[int, ...]]:
     """Returns the shapes of the tensors of such a workspace."""
-    batch, heads, d = q.shape
-    rows = batch * kv_heads, parts, heads // kv_heads
+    d = q.shape[-1]
+    rows = len(q) * kv_heads, parts, group_of(q, kv_heads)
     return [(*rows, d), (*rows, slices * min(LOADED_AT_ONCE.value, padded(d) // slices))]
 
 
@@ -327,25 +366,58 @@ def cache_of(
 
 
 @triton.jit
+def query_at(query, stride_token, stride_head, GROUP: tl.constexpr, QUERY_TOKENS: tl.constexpr):
+    """Where queries of a KV head lie, from its first on: those of the first query token, then the next's."""
+    if QUERY_TOKENS == 1:
+        at = query * stride_head
+    else:
+        of_head: tl.constexpr = GROUP // QUERY_TOKENS
+        at = query // of_head * stride_token + query % of_head * stride_head
+    return at
+
+
+@triton.jit
 def store_queries(
-    out, base, stride_head,
-    GROUP: tl.constexpr, ROWS: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr,
+    out, base, stride_token, stride_head,
+    GROUP: tl.constexpr, QUERY_TOKENS: tl.constexpr, ROWS: tl.constexpr, HEAD_DIM: tl.constexpr,
+    DIM: tl.constexpr,
 ):  # fmt: skip
     """Writes [GROUP, HEAD_DIM] of out [ROWS, DIM] as the queries of a KV head."""
     rows, columns = tl.arange(0, ROWS)[:, None], tl.arange(0, DIM)[None, :]
     mask = (rows < GROUP) & (columns < HEAD_DIM)
-    tl.store(base + rows * stride_head + columns, out.to(base.dtype.element_ty), mask=mask)
+    at = query_at(rows, stride_token, stride_head, GROUP, QUERY_TOKENS)
+    tl.store(base + at + columns, out.to(base.dtype.element_ty), mask=mask)
 
 
 @triton.jit
 def load_queries(
-    q_ptr, stride_head, GROUP: tl.constexpr, ROWS: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr
-):
+    q_ptr, stride_token, stride_head,
+    GROUP: tl.constexpr, QUERY_TOKENS: tl.constexpr, ROWS: tl.constexpr, HEAD_DIM: tl.constexpr,
+    DIM: tl.constexpr,
+):  # fmt: skip
     """The queries of a KV head, [ROWS, DIM], zeros beyond [GROUP, HEAD_DIM]."""
     rows, columns = tl.arange(0, ROWS)[:, None], tl.arange(0, DIM)[None, :]
-    return tl.load(
-        q_ptr + rows * stride_head + columns, mask=(rows < GROUP) & (columns < HEAD_DIM), other=0.0
-    )
+    at = query_at(rows, stride_token, stride_head, GROUP, QUERY_TOKENS)
+    return tl.load(q_ptr + at + columns, mask=(rows < GROUP) & (columns < HEAD_DIM), other=0.0)
+
+
+@triton.jit
+def seen(
+    index, token, attended, length, sinks, window,
+    GROUP: tl.constexpr, QUERY_TOKENS: tl.constexpr, ROWS: tl.constexpr, WINDOWED: tl.constexpr,
+):  # fmt: skip
+    """Whether queries attend the tokens of a block, [BLOCK] if there is one query token, else [ROWS, BLOCK].
+    `index`: the tokens' places among those `attended` by any query; `token`: those in the sequence of
+    `length` tokens. For query token t of T the sequence ends T - 1 - t tokens earlier, and so does its
+    window."""
+    inside = index < attended
+    if QUERY_TOKENS > 1:
+        end = length - (QUERY_TOKENS - 1) + tl.arange(0, ROWS) // (GROUP // QUERY_TOKENS)
+        end, at = end[:, None], token[None, :]
+        inside = inside[None, :] & (at < end)
+        if WINDOWED:
+            inside = inside & ((at < sinks) | (at >= end - window))
+    return inside
 
 
 @triton.jit
@@ -381,10 +453,12 @@ def block_added(
     HEAD_DIM: tl.constexpr, DIM: tl.constexpr, PAGE: tl.constexpr,
 ):  # fmt: skip
     """The running softmax (FlashAttention, Dao et al. 2022) with a block of tokens added: those where
-    `inside`."""
+    `inside`, [BLOCK] or [ROWS, BLOCK]."""
     k = _tile(k_base, token, table_ptr, stride_k_outer, K_TOKEN, WIDE, HEAD_DIM, DIM, PAGE).to(q.dtype)
     scores = tl.dot(q, tl.trans(k), input_precision="tf32x3") * scale
-    scores = tl.where(inside[None, :], scores, -float("inf"))
+    if len(inside.shape) == 1:
+        inside = inside[None, :]
+    scores = tl.where(inside, scores, -float("inf"))
     # A block of tokens that all score -inf leaves a number to take differences from.
     higher = tl.maximum(tl.maximum(top, tl.max(scores, 1)), LOWEST)
     shrink = tl.exp2(top - higher)
@@ -405,13 +479,16 @@ def part(top, sums, out):
 
 
 @triton.jit
-def write_log(log, lse_ptr, sequence, head, heads, query, there, GROUP: tl.constexpr):
+def write_log(
+    log, lse_ptr, sequence, head, heads, query, there, GROUP: tl.constexpr, QUERY_TOKENS: tl.constexpr
+):
     """Writes the logs to base 2 of queries of a KV head as natural ones, -inf where there was no token or all
-    score -inf, `there` in lse [batch, heads GROUP]; nothing if `lse_ptr` is None."""
+    score -inf, `there` in lse [batch, queries, q_heads]; nothing if `lse_ptr` is None."""
     if lse_ptr is not None:
         log = tl.where(log <= LOWEST, -float("inf"), log * LN2)
-        base = lse_ptr + sequence.to(tl.int64) * heads * GROUP + head * GROUP
-        tl.store(base + query, log, mask=there)
+        of_head = GROUP // QUERY_TOKENS
+        base = lse_ptr + sequence.to(tl.int64) * heads * GROUP + head * of_head
+        tl.store(base + query_at(query, heads * of_head, 1, GROUP, QUERY_TOKENS), log, mask=there)
 
 
 @triton.jit
