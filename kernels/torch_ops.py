@@ -1,6 +1,7 @@
 """The decoding kernels as operators of torch, so that torch.compile and torch.export see through them.
 
     torch.ops.simcore.decode_attention(q, k, v, lengths, ...)      Triton on a GPU, else the plain reference
+    torch.ops.simcore.decode_attention_lse(q, k, v, lengths, ...)  the same, and its log-sum-exp
 
 Each operator has a fake form that only returns shapes. Operators allocate their results at each call, and
 have the workspace of their stream. For launches of a captured graph that must not allocate, call the
@@ -44,7 +45,8 @@ def decode_attention(
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
 ) -> Tensor:
-    """`simcore.kernels.decoder.decode_attention`: q [batch, q_heads, d] to a tensor of the same shape."""
+    """`simcore.kernels.decoder.decode_attention`: q [batch, q_heads, d], or [batch, queries, q_heads, d] of
+    several query tokens, to a tensor of the same shape."""
     run = triton_decode_attention if has_kernel(q) else reference_decode_attention
     return run(
         q, k, v, lengths, scale=scale, block_table=block_table, sinks=sinks, window=window, k_scale=k_scale,
@@ -55,6 +57,38 @@ def decode_attention(
 @decode_attention.register_fake
 def _(q: Tensor, *_: object, **__: object) -> Tensor:
     return torch.empty_like(q)
+
+
+@torch.library.custom_op("simcore::decode_attention_lse", mutates_args=())
+def decode_attention_lse(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    lengths: Tensor,
+    scale: float | None = None,
+    block_table: Tensor | None = None,
+    sinks: int | None = None,
+    window: int | None = None,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """As `decode_attention`: out, as q, and lse, fp32 and as q without d."""
+    run = triton_decode_attention if has_kernel(q) else reference_decode_attention
+    lse = _room_for_lse(q)
+    out = run(
+        q, k, v, lengths, scale=scale, block_table=block_table, sinks=sinks, window=window, k_scale=k_scale,
+        v_scale=v_scale, lse=lse,
+    )  # fmt: skip
+    return out, lse
+
+
+def _room_for_lse(q: Tensor) -> Tensor:
+    return q.new_empty(q.shape[:-1], dtype=torch.float32)
+
+
+@decode_attention_lse.register_fake
+def _(q: Tensor, *_: object, **__: object) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(q), _room_for_lse(q)
 
 
 @torch.library.custom_op("simcore::speculative_attention", mutates_args=())

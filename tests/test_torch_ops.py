@@ -11,7 +11,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import simcore.kernels.torch_ops  # noqa: F401  (registers the operators)
-from tests.attention_cases import BARS, FP8, Case, Shape, error, make_case, truth
+from tests.attention_cases import BARS, FP8, Case, Shape, error, make_case, truth, truth_and_logs
 from tests.thorough import first, slow
 
 torch.set_num_threads(1)
@@ -35,9 +35,10 @@ SHAPES = {
 }
 
 
-def case_of(name: str, device: str, batch: int = 3) -> Case:
+def case_of(name: str, device: str, batch: int = 3, queries: int | None = None) -> Case:
     shape, options = SHAPES[name]
-    return make_case(shape, [0, 40, 21, 7, 1, 33][:batch], 7, capacity=48, device=device, **options)
+    lengths = [0, 40, 21, 7, 1, 33][:batch]
+    return make_case(shape, lengths, 7, capacity=48, device=device, queries=queries, **options)
 
 
 def speculative(case: Case) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
@@ -58,6 +59,8 @@ def test_torch_finds_nothing_wrong(name: str, device: str) -> None:
     checks = ("test_autograd_registration", "test_faketensor") if name == "fp8" else CHECKS
     torch.library.opcheck(OPS.decode_attention.default, case.tensors, case.options, test_utils=checks)
     torch.library.opcheck(OPS.speculative_attention.default, *speculative(case), test_utils=checks)
+    case = case_of(name, device, queries=3)
+    torch.library.opcheck(OPS.decode_attention_lse.default, case.tensors, case.options, test_utils=checks)
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -77,6 +80,24 @@ def test_operators_give_attention(name: str, device: str) -> None:
     assert (ratio / 0.5 - 1).abs().min() > 0.01
     assert hits.tolist() == (ratio < 0.5).int().tolist()
     assert priority.tolist() == [0 if all(hits.tolist()) else 2]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("queries", [None, 1, 3])
+def test_operators_give_logs_of_query_tokens(name: str, device: str, queries: int | None) -> None:
+    case = case_of(name, device, queries=queries)
+    out, lse = OPS.decode_attention_lse(*case.tensors, **case.options)
+    expected, logs = truth_and_logs(case)
+    assert error(out, expected) < 2 * BARS[case.shape.dtype]
+    # The reference has its scores in the format of q.
+    bar = 1e-5 if case.shape.dtype == torch.float32 else 0.02
+    torch.testing.assert_close(lse, logs.float(), rtol=bar, atol=bar)
+    assert torch.equal(OPS.decode_attention(*case.tensors, **case.options), out)
+    with FakeTensorMode() as mode:
+        fake = {key: mode.from_tensor(x) if isinstance(x, Tensor) else x for key, x in case.options.items()}
+        guessed = OPS.decode_attention_lse(*(mode.from_tensor(x) for x in case.tensors), **fake)
+    assert [layout(x) for x in guessed] == [layout(x) for x in (out, lse)]
 
 
 def layout(x: Tensor) -> tuple[Any, ...]:
@@ -128,7 +149,10 @@ class Step(torch.nn.Module):
             q, k, v, lengths, *ends, threshold, block_table=table
         )
         taken = torch.where(hits[:, None, None] == 1, early, exact).flatten(1) @ self.weight
-        return plain + 1.0, taken, norms.sqrt(), priority
+        several, logs = OPS.decode_attention_lse(
+            torch.stack((x, q), 1), k, v, lengths, block_table=table, scale=0.3
+        )
+        return plain + 1.0, taken, norms.sqrt(), priority, several, logs.exp()
 
 
 def step_and_inputs(device: str, batch: int = 3) -> tuple[Step, tuple[Tensor, ...]]:
