@@ -92,6 +92,14 @@ def test_logs_of_a_head_of_so_many_parts(parts: int) -> None:
     attended(make_case(shape, [16 * parts - 3], parts, device=DEVICE), dealt(parts, 2))
 
 
+@pytest.mark.parametrize("config", [laid_out(16, 1), laid_out(16, 3), dealt(5)])
+def test_nothing_is_attended(config: Config) -> None:
+    case = make_case(Shape(2, 3, 64), [0, 0], 1, capacity=20, device=DEVICE)
+    assert attended(case, config)[1].isneginf().all()
+    case = make_case(Shape(2, 3, 64), [20, 0], 1, device=DEVICE, sinks=0, window=0)
+    assert attended(case, config)[1].isneginf().all()
+
+
 def joined(parts: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     """Attention over all tokens, of results and logs over sets of them."""
     outs, logs = torch.stack([out.double() for out, _ in parts]), torch.stack([lse for _, lse in parts])

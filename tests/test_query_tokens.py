@@ -113,6 +113,15 @@ def test_each_query_token_attends_as_one_alone(config: Config) -> None:
 
 
 @pytest.mark.parametrize("config", LAYOUTS)
+@pytest.mark.parametrize("ends", first(1, [(5, 18), (0, 0), (4, 0), (0, 1)]))
+def test_each_query_token_has_its_window(config: Config, ends: tuple[int, int]) -> None:
+    """Of more than a block, past the sinks and running into them."""
+    sinks, window = ends
+    case = make_case(PAGED, [60, 21, 4], 3, queries=3, device=DEVICE, sinks=sinks, window=window)
+    attended(case, config)
+
+
+@pytest.mark.parametrize("config", LAYOUTS)
 def test_one_query_token_may_have_a_dimension(config: Config) -> None:
     case = make_case(PAGED, [50, 0, 17], 3, queries=1, device=DEVICE)
     q, *others = case.tensors
