@@ -31,7 +31,7 @@ MOST_IMPOSSIBLE = 0.05
 MOST_SLOW = 100.0
 UNKNOWN = "unknown"
 # Fewest errors that are reported.
-LEAST_TOLD = 3
+LEAST_ERRORS = 3
 CACHE = "memory or a cache, the table does not say which"
 # Dimensions whose values have lines of their own. Other engines' kernels split work over a sequence's heads
 # differently: times with equal pairs of sequence and head (`interpolation.coordinates`) differ by up to a
@@ -50,7 +50,7 @@ class Imported:
 
     profile: FittedProfile
     points: Sequence[Point]
-    told: Sequence[str]
+    messages: Sequence[str]
 
 
 def import_tables(
@@ -214,7 +214,7 @@ def _judged(profile: FittedProfile) -> Iterator[str]:
 
 
 def _off(errors: Sequence[float], how: str) -> str:
-    if len(errors) < LEAST_TOLD:
+    if len(errors) < LEAST_ERRORS:
         return "too few to say how far off prices are"
     p50, p95 = (float(value) for value in np.percentile(100.0 * np.expm1(np.abs(errors)), (50, 95)))
     return f"at {len(errors)} {how} prices are {p50:.1f} % off (median), {p95:.1f} % (95th percentile)"

@@ -75,7 +75,7 @@ UNREADABLE = (
     pa.ArrowException, RecursionError,
 )  # fmt: skip
 # Most bytes of a Parquet file, its rows, bytes of a trace, and characters of an error message.
-MOST_PARQUET, MOST_ROWS, MOST_TRACE, MOST_TOLD = 4_000_000_000, 20_000_000, 256_000_000, 150
+MOST_PARQUET, MOST_ROWS, MOST_TRACE, LONGEST_REASON = 4_000_000_000, 20_000_000, 256_000_000, 150
 Parsed = TypeVar("Parsed")
 Names = tuple[str, ...]
 
@@ -443,7 +443,7 @@ def parsed(path: Path, parse: Callable[[Path], Parsed], otherwise: Parsed) -> Pa
     except UNREADABLE as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         told = " ".join(str(reason).split()).removeprefix(f"{path}: ").removeprefix(": ")
-        raise ValueError(f"{path}: {plain(told, MOST_TOLD)}") from None
+        raise ValueError(f"{path}: {plain(told, LONGEST_REASON)}") from None
 
 
 def of_text(parse: Callable[[str], Parsed]) -> Callable[[Path], Parsed]:

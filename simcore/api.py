@@ -148,7 +148,7 @@ def execute(
         place = place_of(on, where, scenario, progress)
     parts = assemble(scenario, where, place)
     ready()
-    with told_of(where):
+    with prefixed_errors(where):
         outcome = parts.study.run(progress)
     comparison = parts.study.compare(outcome)
     outcome.warnings = [*(parts.warnings if on == "sim" else []), *outcome.warnings]
@@ -161,7 +161,7 @@ def execute(
 def tape(scenario: Scenario, where: str) -> list[str]:
     """Returns the launches of each strategy, line by line. Raises InputError."""
     parts = assemble(scenario, where)
-    with told_of(where):
+    with prefixed_errors(where):
         return parts.study.tape(record)
 
 
@@ -217,7 +217,7 @@ def card_for(where: str, scenario: Scenario, progress: Progress) -> tuple[str, A
     if given != [(device, {})]:
         asked = resolved(scenario)["device"]
         raise InputError(f"{where}: device: is {asked!r}; the card of this machine is {device!r}")
-    with told_of(where):
+    with prefixed_errors(where):
         compile_for(scenario, where, progress)
     return device, this_machine(REPEATS)
 
@@ -232,7 +232,7 @@ def check_real(on: str) -> None:
 
 
 @contextmanager
-def told_of(where: str) -> Iterator[None]:
+def prefixed_errors(where: str) -> Iterator[None]:
     """Puts the scenario's name in front of an InputError's message."""
     try:
         yield

@@ -27,9 +27,9 @@ from simcore.api import (
     card_for,
     check_real,
     execute,
+    prefixed_errors,
     report_builder,
     tape,
-    told_of,
 )
 from simcore.assembly import MODELS, model_names, provenance
 from simcore.devices import listing
@@ -213,7 +213,7 @@ def plan(
     asked = load_plan(file, question, settings, sensitivity=sensitivity)
     target = out or Path("runs") / asked.name / "plan"
     rundir.check_target(target)
-    with told_of(str(file)):
+    with prefixed_errors(str(file)):
         found = planned(asked, jobs=processes, progress=terminal.progress(), dask=dask)
     words = ["python", "-m", "simcore", "plan", str(file), *(["--question", question] if question else [])]
     words += ["--sensitivity"] * sensitivity + (["--dask", dask] if dask else [])
@@ -303,7 +303,7 @@ def validate(
     target = out or Path("runs") / scenario.name / f"validate-{on}"
     rundir.check_target(target)
     how = _how_to_climb(on, file, scenario)
-    with told_of(str(file)):
+    with prefixed_errors(str(file)):
         found = climb.climb(scenario, str(file), on=on, repeats=REPEATS, progress=terminal.progress(), **how)
     outcome = found.outcome
     outcome.warnings = [*found.parts.warnings, *outcome.warnings]
@@ -499,7 +499,7 @@ def import_profile(
 
     spec = load_device(device)
     found = import_tables(tables, spec, out, form=check_format(form), date=date)
-    for line in found.told:
+    for line in found.messages:
         typer.echo(line)
     typer.echo(f"{out}: {len(found.points):,} op times of {spec.name}; use it by `profile: {out}/`")
 
@@ -561,7 +561,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except Exception as error:
         if os.environ.get(TRACEBACK):
             raise
-        code = terminal.failed(*terminal.told(error))
+        code = terminal.failed(*terminal.message_and_code(error))
     sys.exit(code)
 
 

@@ -58,7 +58,7 @@ def failed(message: str, code: int) -> int:
     return code
 
 
-def told(error: Exception) -> tuple[str, int]:
+def message_and_code(error: Exception) -> tuple[str, int]:
     """Returns the message and the exit code of an error: of a file, or of the command line, which typer
     words. Any other error is a fault of simcore, and its message says where it arose."""
     if isinstance(error, OSError):

@@ -34,7 +34,7 @@ from simcore.kernels.decoder.matmul import MOST_ROWS, padded
 from simcore.kernels.streams import one_stream, shared
 from simcore.kernels.table import TABLE, Kernel
 from simcore.ops.op import Op, Price, Roofline, matmul
-from simcore.validate.accuracy.held_out import Tried, met, summary, told_apart
+from simcore.validate.accuracy.held_out import Tried, meets_bars, summary, unlike_fitted
 from simcore.validate.accuracy.held_out import main as judge
 from simcore.validate.accuracy.held_out import write as write_tried
 from simcore.validate.accuracy.other_operators import ratios as operator_ratios
@@ -651,7 +651,7 @@ def test_held_out_prices_are_judged_by_kind() -> None:
     assert [row["n"] for row in rows] == [20, 20, 40]
     assert all(row["worst_pct"] < 1e-6 for row in rows)
     # Intervals that never miss say too little.
-    assert not any(met(row) for row in rows)
+    assert not any(meets_bars(row) for row in rows)
     off = summary([Tried(a_point(op, noise=0.5), right(op)) for op in ops])
     assert off[-1]["median_pct"] == pytest.approx(100.0 * (math.exp(0.5) - 1.0))
     text = list(error_lines(rows))
@@ -739,7 +739,7 @@ def test_shapes_that_are_launched_as_measured_ones_are_told_apart() -> None:
     profile = profile_of("h200-sxm", [a_point(few), *checks], profile_born(), {}, [])
     price = pricer(H200, profile=profile)
     found = [Tried(a_point(op), price(op)) for op in (padded, other)]
-    assert [one.point.op for one in told_apart(found, profile)] == [other]
+    assert [one.point.op for one in unlike_fitted(found, profile)] == [other]
 
 
 # -- buffers of a stream -----------------------------------------------------------------------------------

@@ -245,7 +245,7 @@ def test_a_climb_on_a_card_measures_ops_one_by_one(tmp_path: Path, monkeypatch: 
         card: Any = SimpleNamespace(l2_bytes=1 << 20)
         found = measure_alone(traces, floor, card, progress, measure=measure)
         told.append(found)
-        return OpTimes(found.op_points(price, "cpu"), found.prices(price), list(found.told()))
+        return OpTimes(found.op_points(price, "cpu"), found.prices(price), list(found.warnings()))
 
     bounds = Bounds({"fp32": 1e-2}, 1.0, 1.0, 1.0)
     found = climb(
@@ -690,7 +690,7 @@ def test_a_launch_is_told_from_its_kernels(monkeypatch: pytest.MonkeyPatch) -> N
     def verbs(card: Any, nodes: int) -> dict[str, float]:
         mean = (ONE + nodes) / 2
         found = {"launch_s": 3e-5 + 2e-7 * mean, "return_s": 8e-6 + 4e-8 * mean, "size_s": 1e-5}
-        found |= {"told_s": 3e-6 + 7e-7 * nodes}
+        found |= {"graph_s": 3e-6 + 7e-7 * nodes}
         return found if nodes == ONE else {**found, "wait_s": 9e-6}
 
     monkeypatch.setattr(card_host, "_verbs", verbs)
@@ -701,7 +701,7 @@ def test_a_launch_is_told_from_its_kernels(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_rounds_of_a_host_that_never_waits_are_no_measure(monkeypatch: pytest.MonkeyPatch) -> None:
-    verbs = {"launch_s": 3e-5, "return_s": 8e-6, "size_s": 1e-5, "told_s": 1e-5}
+    verbs = {"launch_s": 3e-5, "return_s": 8e-6, "size_s": 1e-5, "graph_s": 1e-5}
     monkeypatch.setattr(card_host, "_verbs", lambda card, nodes: verbs)
     with pytest.raises(card_measure.FAILURES, match="too slow to wait for a graph of 201 nodes"):
         host_costs(FakeCudaApi(2))
@@ -768,8 +768,8 @@ def test_rounds_take_as_long_on_the_simulated_machine(nodes: int) -> None:
 
     def simulated_s(real: list[Trace], overheads: Overheads) -> float:
         # Of a span on a card its start is part.
-        told_s = median(span.end_s - span.start_s for trace in real for span in trace.spans[1::2])
-        kernel_s = (told_s - overheads.start_s) / nodes
+        graph_s = median(span.end_s - span.start_s for trace in real for span in trace.spans[1::2])
+        kernel_s = (graph_s - overheads.start_s) / nodes
         price = Price(kernel_s, kernel_s, kernel_s, "measured", "one node")
         machine = Simulation(lambda op: price, overheads=overheads, device_sizes=lambda graph: graph.needs)
         return hosts_s(machine.run(program))

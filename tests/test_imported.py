@@ -311,7 +311,7 @@ def test_a_few_times_that_cannot_be_are_left_out_and_named(card: DeviceSpec) -> 
     assert len(found.points) == 39
     assert (
         "1 of 40 times of matmul bf16 are faster than my-card can be (the worst, t.csv: row 7: 1e-06 s"
-        in (" ".join(found.told))
+        in (" ".join(found.messages))
     )
 
 

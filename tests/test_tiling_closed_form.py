@@ -106,7 +106,7 @@ def simulated(
     ended: list[float] = []
     graph_pricer = GraphPricer(price, floor)
     machine = Simulation(
-        price, overheads=overheads, rows=True, graph_pricer=graph_pricer, device_sizes=model.told
+        price, overheads=overheads, rows=True, graph_pricer=graph_pricer, device_sizes=model.device_sizes
     )
     return machine.run(lambda m: schedule(m, model, ended)), ended
 
@@ -122,7 +122,7 @@ def at_once(
 ) -> tuple[Trace, list[float]]:
     assert can_be_worked_out(order)
     graphs = order.made(model)
-    cost = costs(order, graphs, GraphPricer(price, floor), overheads, model.told)
+    cost = costs(order, graphs, GraphPricer(price, floor), overheads, model.device_sizes)
     times = worked_out(order, cost, overheads.wait_s)
     ended = np.concatenate(([0.0], times.over_s))[order.ended]
     return traced(order, graphs, cost, times), ended.tolist()

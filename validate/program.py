@@ -9,7 +9,7 @@ import typer
 
 from simcore.input.drafts import file_draft
 from simcore.input.files import InputError, unknown_name
-from simcore.terminal import INTERRUPTED, USAGE, failed, note, told
+from simcore.terminal import INTERRUPTED, USAGE, failed, message_and_code, note
 
 
 def check_out(path: Path | None) -> None:
@@ -76,7 +76,7 @@ def run(main: Callable[..., None]) -> None:
     except InputError as error:
         code = failed(str(error), USAGE)
     except Exception as error:
-        code = failed(*told(error))
+        code = failed(*message_and_code(error))
     # After Ctrl-C typer returns 130.
     if code == INTERRUPTED:
         note("interrupted")

@@ -253,7 +253,7 @@ def small(values: Any) -> NDArray[np.float32]:
     return np.asarray(values, dtype=np.float32)
 
 
-def _told(x: Any, y: Any, name: str, hover: Sequence[str]) -> dict[str, Any]:
+def _with_hover(x: Any, y: Any, name: str, hover: Sequence[str]) -> dict[str, Any]:
     """Returns the fields of every trace that has a hover text for each point."""
     x, y = (values.tolist() if isinstance(values, pd.Series) else values for values in (x, y))
     return {"x": x, "y": y, "name": name, "hoverinfo": "text", "hovertext": hover}
@@ -287,7 +287,7 @@ def dotted(
     """Returns a line with a mark and a text at every point."""
     marker = {"size": size, "color": colour, "symbol": symbol}
     look = {"mode": "lines+markers", "line": {"color": colour, "width": 2, "dash": dash}, "marker": marker}
-    return go.Scatter(**_told(x, y, name, hover) | look | more)
+    return go.Scatter(**_with_hover(x, y, name, hover) | look | more)
 
 
 def marks(
@@ -297,13 +297,13 @@ def marks(
     """Returns marks with a rim of their colour and a text for each; `fill`: colour inside, if it differs."""
     inside = {"color": colour if fill is None else fill, "line": {"color": colour, "width": rim}}
     look = {"mode": "markers", "line": {"color": colour}, "marker": {"size": 8, **inside, **(marker or {})}}
-    return go.Scatter(**_told(x, y, name, hover) | look | more)
+    return go.Scatter(**_with_hover(x, y, name, hover) | look | more)
 
 
 def bars(x: Any, y: Any, name: str, colour: str, hover: Sequence[str], **more: Any) -> go.Bar:
     """Returns horizontal bars with a text for each."""
     look = {"orientation": "h", "marker": {"color": colour, "line": {"width": 0}}}
-    return go.Bar(**_told(x, y, name, hover) | look | more)
+    return go.Bar(**_with_hover(x, y, name, hover) | look | more)
 
 
 def area(x: Sequence[float], y: Sequence[float], name: str, colour: str, **more: Any) -> go.Scatter:

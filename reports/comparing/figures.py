@@ -36,12 +36,12 @@ def pair_hover(name: str, pair: Pair) -> str:
     """Returns the text of a pair: its values with their intervals, the ratio, the verdict."""
     return by_text(
         f"<b>{in_figure(name)}</b>",
-        *(in_figure(f"{letter}: {_told(each)}") for letter, each in (("A", pair.a), ("B", pair.b))),
+        *(in_figure(f"{letter}: {_figure_text(each)}") for letter, each in (("A", pair.a), ("B", pair.b))),
         in_figure(f"{ratio_text(pair)}, {verdict_text(pair)}"),
     )
 
 
-def _told(figure: Figure) -> str:
+def _figure_text(figure: Figure) -> str:
     ends = interval_text(figure)
     return value_text(figure) + (f" ({ends})" if ends else "")
 

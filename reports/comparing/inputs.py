@@ -31,11 +31,11 @@ def differences(a: Side, b: Side) -> list[Difference]:
     for name in dict.fromkeys([*a.origin, *b.origin]):
         one, other = a.origin.get(name, ABSENT), b.origin.get(name, ABSENT)
         if not _same(one, other):
-            found.append(Difference(name, told(one), told(other), kind_of(name)))
+            found.append(Difference(name, value_in_words(one), value_in_words(other), kind_of(name)))
     order = (ASKED, WHERE, PRICED, CODE)
     # The device of the prices repeats that of the scenario.
-    told_twice = "device" in given
-    kept = [each for each in found if not (told_twice and each.field == "device.name")]
+    named_twice = "device" in given
+    kept = [each for each in found if not (named_twice and each.field == "device.name")]
     return sorted(kept, key=lambda each: order.index(each.of))
 
 
@@ -47,11 +47,11 @@ def kind_of(name: str) -> str:
     return PRICED if own.startswith(PRICES) else WHERE
 
 
-def told(value: Any) -> str:
+def value_in_words(value: Any) -> str:
     """Returns a value as text; of a mapping or list all of it.
 
-    >>> told([8.0, 24.0]), told({"kind": "poisson", "rate": 2}), told(None), told(True), told("bf16")
-    ('[8, 24]', '{kind: poisson, rate: 2}', 'none', 'true', 'bf16')
+    >>> [value_in_words(value) for value in ([8.0, 24.0], {"kind": "poisson", "rate": 2}, None, True, "bf16")]
+    ['[8, 24]', '{kind: poisson, rate: 2}', 'none', 'true', 'bf16']
     """
     if value is ABSENT:
         return NOT_GIVEN
@@ -60,9 +60,9 @@ def told(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, list):
-        return f"[{', '.join(map(told, value))}]"
+        return f"[{', '.join(map(value_in_words, value))}]"
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{key}: {told(part)}" for key, part in value.items()) + "}"
+        return "{" + ", ".join(f"{key}: {value_in_words(part)}" for key, part in value.items()) + "}"
     return recorded(value)
 
 
@@ -93,7 +93,7 @@ def _between(one: Any, other: Any, path: str) -> list[tuple[str, str, str]]:
         ]
     # A list of one value is that value.
     one, other = ((each[0] if isinstance(each, list) and len(each) == 1 else each) for each in (one, other))
-    return [(path, told(one), told(other))]
+    return [(path, value_in_words(one), value_in_words(other))]
 
 
 def _holds_mappings(value: Any) -> bool:

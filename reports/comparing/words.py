@@ -169,7 +169,7 @@ def _telling(every: Sequence[Mapping[str, str]]) -> list[str]:
     for where in every:
         for name, value in where.items():
             values.setdefault(name, set()).add(value)
-    several = [name for name in values if len(values[name]) > 1 and name not in NOT_TOLD]
+    several = [name for name in values if len(values[name]) > 1 and name not in NOT_IN_PLACES]
     kept = [LABEL] if LABEL in values else []
     apart = _apart(every, kept)
     for name in several:
@@ -178,7 +178,7 @@ def _telling(every: Sequence[Mapping[str, str]]) -> list[str]:
     return kept
 
 
-NOT_TOLD = (STRATEGY, LABEL, *OF_METRIC)
+NOT_IN_PLACES = (STRATEGY, LABEL, *OF_METRIC)
 
 
 def _apart(every: Sequence[Mapping[str, str]], columns: Sequence[str]) -> int:
@@ -253,9 +253,9 @@ def _effect(found: Compared) -> str:
         return f"No figure of {len(pairs):,} in both differs for sure; {changed:,} {be} not the same."
     of = f"Of {counted(len(pairs), 'figure')} in both, B is surely {listed(surely)}"
     if told := principal(found):
-        return f"{of}: {_told(found, told)}."
+        return f"{of}: {_pair_text(found, told)}."
     first = next((pair for pair in pairs if pair.verdict in (BETTER, WORSE)), pairs[0])
-    return f"{of}: most of all {_told(found, first)}."
+    return f"{of}: most of all {_pair_text(found, first)}."
 
 
 def principal(found: Compared) -> Pair | None:
@@ -274,7 +274,7 @@ def _all(count: int) -> str:
     return "The one figure in both is the" if count == 1 else f"All {count:,} figures in both are the"
 
 
-def _told(found: Compared, pair: Pair) -> str:
+def _pair_text(found: Compared, pair: Pair) -> str:
     where = Places(found.figures).text(pair.where)
     of = f" of {where}" if where else ""
     ratio = f", {ratio_text(pair)}" if pair.ratio is not None else ""

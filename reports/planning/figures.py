@@ -42,7 +42,7 @@ class Limited:
         value = f"{recorded(self.limit.value * self.scale.factor)}\u00a0{self.scale.unit}".rstrip()
         return f"{'at most' if self.limit.at_most else 'at least'} {value}"
 
-    def told(self, row: Row) -> str:
+    def value_text(self, row: Row) -> str:
         """Returns the metric of a point with its interval."""
         metric = self.limit.metric
         if not known(row[metric]):
@@ -61,7 +61,7 @@ def point_hover(row: Row, axes: Sequence[Axis], limited: Sequence[Limited]) -> s
         f"<b>{in_figure(name)}</b>" if name else "",
         in_figure(places),
         f"<b>{SAYS[row['verdict']]}</b>{replicas}",
-        *(in_figure(each.told(row)) for each in limited),
+        *(in_figure(each.value_text(row)) for each in limited),
         in_figure(COST.text(row[COST.column])) if known(row[COST.column]) else "",
         in_figure(row["why"]),
     )

@@ -94,7 +94,7 @@ class Decoder:
             raise ModelError(reason)
 
     @staticmethod
-    def told(graph: Graph) -> frozenset[str]:
+    def device_sizes(graph: Graph) -> frozenset[str]:
         """The sizes that kernels of a graph read in the device's memory, so that one captured graph serves
         all their values."""
         return graph.needs & {CONTEXT.name}

@@ -87,7 +87,7 @@ class LongConvolution:
         return self._implementation.get(side, "flash_conv")
 
     @staticmethod
-    def told(graph: Graph) -> frozenset[str]:
+    def device_sizes(graph: Graph) -> frozenset[str]:
         """The sizes that kernels of a graph read in the device's memory: the position, if the graph has
         cells."""
         return graph.needs & {POSITION.name} if "conv_cell" in graph.kinds else frozenset()

@@ -20,7 +20,7 @@ from simcore.studies.common import ServingAxes
 # A rate that differs by less from the one that is sure is not told.
 WORTH_SAYING = 1.005
 # Loads that an answer says in full; the table has all.
-MOST_TOLD = 4
+MOST_LISTED = 4
 
 
 def answer(asked: Asked, found: Found) -> str:
@@ -104,7 +104,7 @@ def _of_rate(asked: Asked, found: Found, i: int, group: Sequence[Answered], winn
     if others:
         kinds = {one.point.device for one in (winner, *others)}
         named = devices if len(kinds) > 1 else _way
-        names = [f"{named(one)}: {_load(one.point.case.axes)}" for one in others[:MOST_TOLD]]
+        names = [f"{named(one)}: {_load(one.point.case.axes)}" for one in others[:MOST_LISTED]]
         says += f" Others: {'; '.join(names)}."
     return says + _prices(asked, found, i)
 
@@ -120,7 +120,7 @@ def _at_rate(winner: Tried, value: float) -> str:
 def _compared(found: Found) -> str:
     """Returns how the winner compares in pairs; what its interval leaves open is said to be open."""
     told = []
-    for pair in found.pairs[:MOST_TOLD]:
+    for pair in found.pairs[:MOST_LISTED]:
         ends = f"{pair.low * 100:+.3g} to {pair.high * 100:+.3g} %"
         open_ = ", so that neither is better for sure" if pair.low <= 0.0 <= pair.high else ""
         told.append(f"{_way(pair.b)} takes {pair.more * 100:+.3g} % ({ends}{open_})")
@@ -144,8 +144,8 @@ def _grid(asked: Asked, found: Found) -> str:
         energy = _energy(asked, first)
         reached = [] if energy and not asked.limits else [_reached(asked.limits, first.judged)]
         return f"{count}{held}; {of}, with {' and '.join([*reached, *energy])}{_sure(asked, first)}."
-    names = "; ".join(f"{devices(one)} at {_load(one.point.case.axes)}" for one in best[:MOST_TOLD])
-    more = f" and {len(best) - MOST_TOLD} more" if len(best) > MOST_TOLD else ""
+    names = "; ".join(f"{devices(one)} at {_load(one.point.case.axes)}" for one in best[:MOST_LISTED])
+    more = f" and {len(best) - MOST_LISTED} more" if len(best) > MOST_LISTED else ""
     return f"{count}{held}; {len(best)} of them are on the Pareto front: {names}{more}."
 
 
@@ -257,5 +257,5 @@ def cost_per_million(one: Tried) -> float | None:
 
 
 def _joined(told: Sequence[str]) -> str:
-    more = f" ({len(told) - MOST_TOLD} more loads in the table)" if len(told) > MOST_TOLD else ""
-    return " ".join(told[:MOST_TOLD]) + more
+    more = f" ({len(told) - MOST_LISTED} more loads in the table)" if len(told) > MOST_LISTED else ""
+    return " ".join(told[:MOST_LISTED]) + more

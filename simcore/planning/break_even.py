@@ -31,7 +31,7 @@ from simcore.workload.spec import ClosedLoop, ConstantArrivals, ConstantLength, 
 # Values of the field that are run first: at equal ratios where the ends are this far apart.
 VALUES, FAR = 5, 8.0
 # Sentences of an answer.
-MOST_TOLD = 6
+MOST_SENTENCES = 6
 # How warnings of percentiles of few requests begin, which say how far chance goes.
 TOO_FEW = "too few requests"
 # Columns that tell cases of one place apart.
@@ -193,10 +193,10 @@ def _cases(
     if len({*units.values()}) > 1:
         told = ", ".join(f"{base} has {unit or 'plain numbers'}" for base, unit in units.items())
         raise InputError(f"{asked.file}: metric: {told}; one unit is needed")
-    return tuple(_told_apart(found))
+    return tuple(_with_distinct_labels(found))
 
 
-def _told_apart(cases: Sequence[Case]) -> Iterator[Case]:
+def _with_distinct_labels(cases: Sequence[Case]) -> Iterator[Case]:
     """Yields cases, those of one place with one label with their numbers of devices in it."""
     numbers: dict[tuple[Axes, str], set[int]] = {}
     for case in cases:
@@ -458,13 +458,12 @@ def _bisected(ahead: Callable[[float], bool], below: float, above: float, apart:
 
 def answer_of(asked: Asked, every: Sequence[Swept]) -> str:
     """Returns where the lead passes, in words."""
-    told = [words for swept in every if not swept.refused for words in _told(asked, swept)]
-    return " ".join(
-        [*told[:MOST_TOLD], *([f"And {len(told) - MOST_TOLD} more."] if told[MOST_TOLD:] else [])]
-    )
+    sentences = [words for swept in every if not swept.refused for words in _sentences(asked, swept)]
+    more = len(sentences) - MOST_SENTENCES
+    return " ".join([*sentences[:MOST_SENTENCES], *([f"And {more} more."] if more > 0 else [])])
 
 
-def _told(asked: Asked, swept: Swept) -> Iterator[str]:
+def _sentences(asked: Asked, swept: Swept) -> Iterator[str]:
     """Yields a sentence for each place."""
     with_ = ", ".join(f"{short(path)} {_setting(value)}" for path, value in swept.settings.items())
     field = short(asked.whatif.over or "")

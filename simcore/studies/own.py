@@ -154,7 +154,7 @@ def _filled(cls: type[BaseModel], given: Mapping[str, Any]) -> BaseModel:
     except (Exception, SystemExit) as error:
         if _in_full():
             raise
-        raise FieldError("kind", _told(given["kind"], cls, error)) from None
+        raise FieldError("kind", _message(given["kind"], cls, error)) from None
     ranks = getattr(found, "ranks", [1])
     whole = isinstance(ranks, list) and ranks and all(type(one) is int for one in ranks)
     if not whole or not all(1 <= one <= MOST_RANKS for one in ranks):
@@ -183,7 +183,7 @@ def _label(variant: Any, label: Callable[[Any], str], place: int) -> str:
     except (Exception, SystemExit) as error:
         if not is_own(variant.kind) or _in_full():
             raise
-        raise FieldError(field, _told(variant.kind, type(variant), error)) from None
+        raise FieldError(field, _message(variant.kind, type(variant), error)) from None
     text = isinstance(name, str) and name.isprintable() and name.strip()
     if not text or name != again or (is_own(variant.kind) and len(name) > LONGEST_LABEL):
         says = f"has the label {shown(name)}; a line of up to {LONGEST_LABEL} characters is needed"
@@ -203,7 +203,7 @@ def blamed(strategy: Any, strategies: Sequence[Any]) -> Iterator[None]:
         if strategy is None or not is_own(strategy.kind) or _in_full():
             raise
         place = next((i for i, one in enumerate(strategies) if strategy in single_valued(one)), 0)
-        told = _told(strategy.kind, type(strategy), error)
+        told = _message(strategy.kind, type(strategy), error)
         raise OwnError(f"strategies[{place}].kind: {told}") from error
 
 
@@ -211,7 +211,7 @@ def _in_full() -> bool:
     return bool(os.environ.get(TRACEBACK))
 
 
-def _told(kind: str, cls: type, error: BaseException) -> str:
+def _message(kind: str, cls: type, error: BaseException) -> str:
     file = getattr(sys.modules.get(cls.__module__), "__file__", None)
     return f"{name_of(kind)}: {_says(error, file)}"
 

@@ -25,8 +25,8 @@ def in_window(found: Records, arrivals: TraceArrivals) -> tuple[Records, float]:
     low, high = np.searchsorted(found.time_s, [start_s, end_s])
     if low >= high:
         raise InputError(
-            f"workload.arrivals: no request from {_told(arrivals, 'start', start_s)} to"
-            f" {_told(arrivals, 'end', end_s)}; {arrivals.path} lasts {found.time_s[-1]:g} s{_begin(found)}"
+            f"workload.arrivals: no request from {_bound(arrivals, 'start', start_s)} to"
+            f" {_bound(arrivals, 'end', end_s)}; {arrivals.path} lasts {found.time_s[-1]:g} s{_begin(found)}"
         )
     part = slice(int(low), int(high))
     prompts, outputs, hash_ids = found.prompt_tokens, found.output_tokens, found.hash_ids
@@ -52,7 +52,7 @@ def _window_s(found: Records, arrivals: TraceArrivals) -> tuple[float, float]:
     return start_s, end_s
 
 
-def _told(arrivals: TraceArrivals, end: str, seconds: float) -> str:
+def _bound(arrivals: TraceArrivals, end: str, seconds: float) -> str:
     """Returns an end of the window as the scenario has it."""
     clock = getattr(arrivals, f"{end}_clock")
     return f"{end}_s {seconds:g}" if clock is None else f"{end}_clock {clock}"

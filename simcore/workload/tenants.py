@@ -117,11 +117,11 @@ class _Source:
         ]
         return found
 
-    def _blamed(self, told: str) -> str:
+    def _blamed(self, text: str) -> str:
         """A fault, with arrivals of a tenant's own under their name."""
         (place, *others) = self.process.tenants
         own = not others and self.workload.tenants[place].arrivals is not None
-        return told.replace("workload.arrivals", f"workload.tenants[{place}].arrivals", 1) if own else told
+        return text.replace("workload.arrivals", f"workload.tenants[{place}].arrivals", 1) if own else text
 
     @property
     def rate_per_s(self) -> float:

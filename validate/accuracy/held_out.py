@@ -106,14 +106,14 @@ def summary(found: Sequence[Tried]) -> list[dict[str, Any]]:
     return rows
 
 
-def told_apart(found: Sequence[Tried], profile: AnyProfile) -> list[Tried]:
+def unlike_fitted(found: Sequence[Tried], profile: AnyProfile) -> list[Tried]:
     """Returns the shapes that a card can tell from every fitted shape (`interpolation.place`)."""
     points = profile.points if isinstance(profile, FittedProfile) else ()
     known = {point.place for point in points if point.role == "fit"}
     return [one for one in found if place_of(one.point.op) not in known]
 
 
-def met(row: dict[str, Any]) -> bool:
+def meets_bars(row: dict[str, Any]) -> bool:
     """Whether a kind's prices meet the bars."""
     return is_close(row) and LEAST_COVER <= row["covered"] <= MOST_COVER
 
@@ -232,22 +232,22 @@ def main(
         raise InputError(f"--kinds {kinds}: nothing could be measured")
     if out:
         write(found, born, out)
-    if not _told(found, of):
+    if not _print_summary(found, of):
         raise typer.Exit(BROKEN)
 
 
-def _told(found: Sequence[Tried], of: AnyProfile) -> bool:
+def _print_summary(found: Sequence[Tried], of: AnyProfile) -> bool:
     """Prints the table and its summary; returns whether every kind meets the bars."""
     rows = summary(found)
     for line in error_lines(rows):
         typer.echo(line)
-    apart = told_apart(found, of)
+    apart = unlike_fitted(found, of)
     for row in summary(apart)[-1:]:
         typer.echo(
             f"{len(found) - len(apart)} of {len(found)} shapes are launched as a measured one is; without "
             f"them median {row['median_pct']:.2f} %, 95th percentile {row['p95_pct']:.2f} %"
         )
-    off = [row["kind"] for row in rows[:-1] if not met(row)]
+    off = [row["kind"] for row in rows[:-1] if not meets_bars(row)]
     if off:
         typer.echo(
             f"median under {MEDIAN_PCT:g} %, 95th percentile under {P95_PCT:g} %, {100 * LEAST_COVER:.0f} to "

@@ -138,7 +138,7 @@ def _overheads(
         if graphs:
             found = card_nodes.node_costs_here(floor, card)
             costs["in_graph_s"] = card_nodes.node_cost(found)
-            told.append(card_nodes.told(found))
+            told.append(card_nodes.profile_note(found))
     except card_measure.FAILURES as error:
         missing = "in_graph_s" if costs else "what verbs cost"
         told.append(f"{missing} could not be measured: {one_line(error)}")

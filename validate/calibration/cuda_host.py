@@ -38,7 +38,7 @@ ROUNDS, MESSAGES, RUNS = 100, 200, 9
 ONE, SOME, MANY = 1, 201, 501
 ROUND = "round"
 WITH_LAUNCHES = "launch_s", "return_s", "size_s"
-TOLD_S = "told_s"
+GRAPH_S = "graph_s"
 
 
 class _Counting:
@@ -88,7 +88,7 @@ def host_costs(api: CudaApi | None = None) -> dict[str, float]:
     """Returns `Overheads` of this host and card, in seconds. Raises ValueError if no wait can be timed."""
     card = counting_card(TorchCudaApi() if api is None else api)
     turns = [(_verbs(card, ONE), _verbs(card, SOME), _messages_s(card)) for _ in range(1 + RUNS)][1:]
-    names = *WITH_LAUNCHES, TOLD_S
+    names = *WITH_LAUNCHES, GRAPH_S
     few = {name: median(verbs[name] for verbs, _, _ in turns) for name in names}
     many = {name: median(verbs[name] for _, verbs, _ in turns) for name in names}
     waits_s = [verbs["wait_s"] for _, verbs, _ in turns if "wait_s" in verbs]
@@ -101,7 +101,7 @@ def host_costs(api: CudaApi | None = None) -> dict[str, float]:
         "launch_s": launch_s,
         "launch_kernel_s": kernel_s,
         "return_s": min(launch_s, fmean((few["return_s"], many["return_s"]))),
-        "start_s": max(0.0, few[TOLD_S] - ONE * (many[TOLD_S] - few[TOLD_S]) / (SOME - ONE)),
+        "start_s": max(0.0, few[GRAPH_S] - ONE * (many[GRAPH_S] - few[GRAPH_S]) / (SOME - ONE)),
         "size_s": fmean((few["size_s"], many["size_s"])),
         "wait_s": median(waits_s),
         "message_s": median(message_s for *_, message_s in turns),
@@ -125,15 +125,15 @@ def _seldom(i: int) -> Graph:
 
 
 @cache
-def _told(count: int) -> Graph:
+def _reads_size(count: int) -> Graph:
     """Returns a graph of `count` nodes, the last of which reads a size."""
-    last = Op("count", "told", ((ROUND, Size(ROUND)),), "int32", _nothing)
-    return _nodes(count - 1) + Graph("told", (last,))
+    last = Op("count", "reads size", ((ROUND, Size(ROUND)),), "int32", _nothing)
+    return _nodes(count - 1) + Graph("reads size", (last,))
 
 
 def rounds(m: Machine, *, nodes: int) -> Program:
     """The program of rounds; see the head of this file."""
-    graph = _told(nodes)
+    graph = _reads_size(nodes)
     for i in range(ROUNDS):
         yield m.wait(m.launch(_seldom(i)))
         ticket = m.launch(graph, sizes={ROUND: i})
@@ -144,8 +144,9 @@ def rounds(m: Machine, *, nodes: int) -> Program:
 def _verbs(card: Card, nodes: int) -> Mapping[str, float]:
     """Returns the times of verbs and of their graph in a run of rounds of such graphs, at the host's pace."""
     trace, _ = pace().keeps(lambda: card.start().run(partial(rounds, nodes=nodes)))
-    told_s = median(span.end_s - span.start_s for span in trace.spans if span.graph == _told(nodes).name)
-    return {**trace.verbs, TOLD_S: told_s}
+    name = _reads_size(nodes).name
+    graph_s = median(span.end_s - span.start_s for span in trace.spans if span.graph == name)
+    return {**trace.verbs, GRAPH_S: graph_s}
 
 
 def _messages_s(card: Card) -> float:

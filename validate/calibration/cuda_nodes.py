@@ -50,7 +50,7 @@ def node_cost(found: Sequence[float]) -> float:
     return max(0.0, median(found))
 
 
-def told(found: Sequence[float]) -> str:
+def profile_note(found: Sequence[float]) -> str:
     """Returns the profile's note about it."""
     each = ", ".join(f"{1e6 * seconds:.2f}" for seconds in found)
     cases = ", ".join(f"{batch} x {context}" for batch, context in CASES)

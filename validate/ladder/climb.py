@@ -87,7 +87,7 @@ class OpTimes:
 
     points: list[OpPoint]
     prices: Pricer
-    told: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
     saved_s: Sequence[Mapping[Op, float]] = ()
 
 
@@ -123,7 +123,7 @@ def climb(
     price = parts.price()
     alone = ops(real.traces, price, floor, progress)
     points, prices = alone.points, alone.prices
-    outcome.warnings = [*outcome.warnings, *alone.told]
+    outcome.warnings = [*outcome.warnings, *alone.warnings]
     reported = [case for case in real.started if case]
     saved = dict(zip(reported, alone.saved_s, strict=True)) if alone.saved_s else {}
 

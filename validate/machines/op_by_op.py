@@ -102,7 +102,7 @@ class Isolated:
         found = ((op, self.points[op]) for op in found_in_cache(trace, cache_bytes) if op in self.points)
         return {op: point.median_s - point.warm_s for op, point in found if point.warm_s is not None}
 
-    def told(self) -> Iterator[str]:
+    def warnings(self) -> Iterator[str]:
         """Yields the warnings."""
         if self.failed:
             op, reason = next(iter(self.failed.items()))
@@ -212,7 +212,7 @@ def one_by_one(
         found = measure_alone(traces, floor, card, progress)
         points = found.op_points(price, device, known)
         saved = [found.saved_s(trace, card.l2_bytes) for trace in traces]
-        return OpTimes(points, found.prices(price), list(found.told()), saved)
+        return OpTimes(points, found.prices(price), list(found.warnings()), saved)
 
     return ops
 

@@ -229,7 +229,7 @@ class Bench:
             # For figures one rank of a group is simulated or driven; for a shown trace, all ranks.
             case=repr(case) if lockstep and self.hardware.measured else "",
             title=_title(case.axes),
-            device_sizes=self.model(case).told,
+            device_sizes=self.model(case).device_sizes,
             holds={"context": case.context, "tokens": self.scenario.tokens},
         )
         with no_collections():

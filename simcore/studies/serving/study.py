@@ -214,14 +214,14 @@ def _all_found(bench: Bench, wanted: Sequence[Case], progress: Callable[[int, in
         one = _again(bench, case, replica) if replica else _first(bench, case, keep_trace=i == 0)
         return replace(one, prices=bench.found_out())
 
-    def told(before: int, done: int) -> None:
+    def report_progress(before: int, done: int) -> None:
         progress(before + done, len(places))
 
-    begun = in_processes(lambda i: work(first[i]), len(first), 1, partial(told, 0))
+    begun = in_processes(lambda i: work(first[i]), len(first), 1, partial(report_progress, 0))
     gave = dict(zip(first, begun, strict=True))
     bench.settle()
     rest = in_processes(
-        lambda i: work(others[i]), len(others), bench.hardware.jobs, partial(told, len(first))
+        lambda i: work(others[i]), len(others), bench.hardware.jobs, partial(report_progress, len(first))
     )
     gave.update(zip(others, rest, strict=True))
     found: list[Found] = []

@@ -179,7 +179,7 @@ class Bench:
         if not can_be_worked_out(order):
             return None
         graphs, overheads = order.made(model), self.device.overheads
-        cost = costs(order, graphs, self.price(case, end)[1], overheads, model.told)
+        cost = costs(order, graphs, self.price(case, end)[1], overheads, model.device_sizes)
         times = worked_out(order, cost, overheads.wait_s)
         ended_s[:] = np.concatenate(([0.0], times.over_s))[order.ended].tolist()
         return traced(order, graphs, cost, times)
@@ -215,7 +215,7 @@ class Bench:
             graph_pricer=graph_pricer,
             case=repr(case.axes) if rows else "",
             title=_title(case.axes),
-            device_sizes=model.told,
+            device_sizes=model.device_sizes,
             holds=holds,
         )
         run = self.device.start(setup)

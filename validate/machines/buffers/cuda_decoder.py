@@ -119,7 +119,7 @@ class CardDecoderState(CardState):
 
     def device_sizes(self, graph: Graph) -> frozenset[str]:
         """Returns the context, if the graph depends on it."""
-        return Decoder.told(graph)
+        return Decoder.device_sizes(graph)
 
     def sizes(self, stream: str) -> Mapping[str, Tensor]:
         """Returns the lengths, which all streams of a rank share, as they share one set of activations."""

@@ -54,7 +54,7 @@ class CardLongConvolutionState(CardState):
 
     def device_sizes(self, graph: Graph) -> frozenset[str]:
         """Same as the model's."""
-        return LongConvolution.told(graph)
+        return LongConvolution.device_sizes(graph)
 
     def captured_sizes(self, graph: Graph) -> frozenset[str]:
         """Returns all sizes that a graph needs, for a step without the position."""
