@@ -68,14 +68,14 @@ def profile_of(tables: Sequence[OpTable], spec: DeviceSpec, name: str, date: str
     """Makes a device's profile from tables. Raises InputError if they have no usable op times, or times that
     the device cannot have."""
     left_out = sum((table.left_out for table in tables), Counter[str]())
-    told = [f"left out: {count:,} rows of {why}" for why, count in sorted(left_out.items())]
+    lines = [f"left out: {count:,} rows of {why}" for why, count in sorted(left_out.items())]
     timed = [each for table in tables for each in table.timed]
     if not timed:
-        why = "; ".join(told) or "there are none"
+        why = "; ".join(lines) or "there are none"
         raise InputError(f"{', '.join(str(table.path) for table in tables)}: no op times are left ({why})")
     possible, notes = _possible(timed, spec)
     points, more = _points(possible, spec)
-    notes = [*told, *notes, *more, *_not_there(points)]
+    notes = [*lines, *notes, *more, *_not_there(points)]
     files = ", ".join(f"{table.path.name} ({len(table.timed):,} rows)" for table in tables)
     profile = FittedProfile(
         name=name,

@@ -167,11 +167,11 @@ def not_yet(device: DeviceInUse) -> list[str]:
     spec = device.measured_on
     if spec.default_profile is None:
         # A device with a sibling relies on its measurements.
-        told = f"sibling {spec.sibling} of {spec.name} was not measured either; prices come from the roofline"
-        return [told] if spec.sibling else []
-    told = f"{spec.name} has no profile {spec.default_profile} yet, prices come from the roofline"
+        text = f"sibling {spec.sibling} of {spec.name} was not measured either; prices come from the roofline"
+        return [text] if spec.sibling else []
+    text = f"{spec.name} has no profile {spec.default_profile} yet, prices come from the roofline"
     how = f"; run: python -m simcore calibrate --on {spec.name}" if spec.name == "cpu" else ""
-    return [f"{told}{how}"]
+    return [f"{text}{how}"]
 
 
 def prices_of(device: str, profile: str) -> DeviceInUse:

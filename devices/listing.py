@@ -73,8 +73,9 @@ def described(spec: DeviceSpec) -> Iterator[str]:
 def _link(name: str, link: Link, sources: Mapping[str, str]) -> Iterator[str]:
     for field in fields(cast(Any, link)):
         if field.name != "source":
-            told = sources.get(f"links.{name}.{field.name}", "")
-            yield f"{INDENT}{field.name} = {_shown(getattr(link, field.name))}" + f"  [{told}]" * bool(told)
+            source = sources.get(f"links.{name}.{field.name}", "")
+            cited = f"  [{source}]" if source else ""
+            yield f"{INDENT}{field.name} = {_shown(getattr(link, field.name))}{cited}"
     yield from _wrapped(link.source)
 
 

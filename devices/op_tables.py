@@ -252,8 +252,8 @@ def _check_latency(took: object, where: str) -> None:
         raise InputError(f"{where}: latency: is {shown(took)}; it should be milliseconds above 0")
     if not 1e3 * LEAST_S <= took <= 1e3 * MOST_S:
         allowed = f"{1e3 * LEAST_S:g} to {1e3 * MOST_S:g} milliseconds are allowed"
-        told = f"{took:g}" if isinstance(took, float) else shown(took)
-        raise InputError(f"{where}: latency: is {told}; {allowed}")
+        given = f"{took:g}" if isinstance(took, float) else shown(took)
+        raise InputError(f"{where}: latency: is {given}; {allowed}")
 
 
 def _parquet(path: Path) -> tuple[list[str], Sequence[Line]]:

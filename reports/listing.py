@@ -79,8 +79,8 @@ def _entry(top: Path, folder: Path) -> Entry:
         origin = parsed(folder / MARK, of_text(json_object), _nothing())
         summary = parsed(folder / "summary.json", of_text(summary_of), _nothing())
     except ValueError as error:
-        told = str(error).removeprefix(f"{folder}/")
-        return Entry(place, at, name=folder.name, link=link, broken=told)
+        reason = str(error).removeprefix(f"{folder}/")
+        return Entry(place, at, name=folder.name, link=link, broken=reason)
     lacks = [] if summary else ["summary.json"]
     if not any((folder / name).is_file() for name in ("results.csv", PLAN_POINTS, LADDER)):
         lacks.append("results.csv")

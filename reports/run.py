@@ -442,8 +442,8 @@ def parsed(path: Path, parse: Callable[[Path], Parsed], otherwise: Parsed) -> Pa
         return parse(path)
     except UNREADABLE as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        told = " ".join(str(reason).split()).removeprefix(f"{path}: ").removeprefix(": ")
-        raise ValueError(f"{path}: {plain(told, LONGEST_REASON)}") from None
+        text = " ".join(str(reason).split()).removeprefix(f"{path}: ").removeprefix(": ")
+        raise ValueError(f"{path}: {plain(text, LONGEST_REASON)}") from None
 
 
 def of_text(parse: Callable[[str], Parsed]) -> Callable[[Path], Parsed]:

@@ -238,8 +238,8 @@ def prefixed_errors(where: str) -> Iterator[None]:
         yield
     except InputError as error:
         # An error about a name in the scenario already begins with the file.
-        told = str(error)
-        raise InputError(told if told.startswith(f"{where}: ") else f"{where}: {told}") from None
+        message = str(error)
+        raise InputError(message if message.startswith(f"{where}: ") else f"{where}: {message}") from None
 
 
 def report_builder() -> Callable[[Path], Path]:

@@ -237,20 +237,20 @@ def _on_one(
     try:
         parts = _assembled(scenario, where, group.one, place)
     except InputError as error:
-        told = str(error)
+        message = str(error)
         for name in ("device", "profile", "link"):
             begins = f"{where}: {name}: "
-            if told.startswith(begins) and (name == "device" or getattr(group, name) is not None):
-                told = told.replace(begins, f"{written}.{name}: ", 1)
-        raise InputError(told) from None
+            if message.startswith(begins) and (name == "device" or getattr(group, name) is not None):
+                message = message.replace(begins, f"{written}.{name}: ", 1)
+        raise InputError(message) from None
     study: Any = parts.study
     return parts, study.bench
 
 
 def _group_name(group: ServerGroup, device: str) -> str:
     """Returns the name of a group of servers: their number, their device, and what tells them apart."""
-    told = [_prices_of(group), *(f"{name} {plain(value)}" for name, value in group.strategy.items())]
-    words = ", ".join(text for text in told if text)
+    differing = [_prices_of(group), *(f"{name} {plain(value)}" for name, value in group.strategy.items())]
+    words = ", ".join(text for text in differing if text)
     ranks = f" TP{group.ranks[0]}" if group.ranks[0] > 1 else ""
     return f"{group.servers[0]} {device}{ranks}{f' ({words})' if words else ''}"
 

@@ -361,8 +361,8 @@ def report(
     try:
         page = api.build_report(folder)
     except (OSError, ValueError, OverflowError) as error:
-        told = str(error).removeprefix(f"{folder}/")
-        raise InputError(f"{folder}: no report can be built: {told}") from None
+        reason = str(error).removeprefix(f"{folder}/")
+        raise InputError(f"{folder}: no report can be built: {reason}") from None
     if lacks := [name for name in every if not (folder / name).is_file()]:
         terminal.note(f"note: {folder}: without {listed(lacks)}; the report has only what the rest says")
     typer.echo(page)

@@ -46,11 +46,11 @@ def json_schema() -> dict[str, Any]:
     # The fields stand at the top level too: else an editor reports a misspelt field as a file of no study.
     known = {}
     for field, texts in meanings.items():
-        told = [
+        descriptions = [
             text if len(of) == len(get_args(Scenario)) else f"{text} (study {' or '.join(of)})"
             for text, of in texts.items()
         ]
-        known[field] = {"description": "; ".join(told)}
+        known[field] = {"description": "; ".join(descriptions)}
     return {**schema, "type": "object", "properties": known, "additionalProperties": False}
 
 
@@ -210,10 +210,10 @@ def _move_to_cpu(document: dict[str, Any], where: str) -> None:
 def set_field(document: dict[str, Any], setting: str) -> None:
     """Sets a field by KEY=VALUE as with --set, in place. Raises InputError."""
     key, equals, text = setting.partition("=")
-    told = f"--set {plain(setting)}"
+    option = f"--set {plain(setting)}"
     if not equals or not all(key.split(".")):
-        raise InputError(f"{told}: KEY=VALUE is needed, such as --set seed=2")
-    put(document, key, parse_yaml(text, told), told)
+        raise InputError(f"{option}: KEY=VALUE is needed, such as --set seed=2")
+    put(document, key, parse_yaml(text, option), option)
 
 
 def put(document: dict[str, Any], key: str, value: Any, setting: str) -> None:

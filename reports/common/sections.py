@@ -68,8 +68,8 @@ def machine_text(run: Run) -> str:
     """Describes the machine and the method of a measured run, from its provenance; empty for a prediction."""
     if not run.measured:
         return ""
-    told = [(text, run.provenance.get(key)) for key, text in MACHINE]
-    parts = [text.format(recorded(value)) for text, value in told if value not in (None, "")]
+    fields = [(text, run.provenance.get(key)) for key, text in MACHINE]
+    parts = [text.format(recorded(value)) for text, value in fields if value not in (None, "")]
     return f"Measured, not predicted, on {run.machine}{': ' if parts else ''}{'; '.join(parts)}."
 
 
@@ -392,11 +392,11 @@ def sources(
 # -- the scenario as run ---------------------------------------------------------------------------
 
 
-def as_run(run: Run, told: Sequence[Definition]) -> Section:
+def as_run(run: Run, definitions: Sequence[Definition]) -> Section:
     """Shows the scenario, the formulas of the printed metrics, and the provenance of the run."""
     details = []
-    if told:
-        details.append(Details("Formulas of every metric", definitions=told))
+    if definitions:
+        details.append(Details("Formulas of every metric", definitions=definitions))
     if run.scenario_text:
         details.append(Details("scenario.yaml, with every default written out", text=run.scenario_text))
     several = run.provenance.get("devices")

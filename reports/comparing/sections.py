@@ -128,8 +128,8 @@ def _changes(found: Compared) -> list[Section]:
     ]
     plot = common.drawn("ratios", "ratio of B to A of each metric, the most changed first", _ratios(shown))
     more = len(first) - len(shown)
-    told = [f"{counted(more, 'metric')} that changed less are not drawn."] if more > 0 else []
-    return [common.section("comparison", "changes", plots=[plot], notes=told)]
+    not_drawn = [f"{counted(more, 'metric')} that changed less are not drawn."] if more > 0 else []
+    return [common.section("comparison", "changes", plots=[plot], notes=not_drawn)]
 
 
 def _ratios(shown: Sequence[tuple[str, Pair]]) -> go.Figure:
@@ -152,13 +152,13 @@ def _beside(found: Compared) -> list[Section]:
         name, own = option
         return figures.beside(own[:MOST_ROWS], scale_of(name, [pair for _, pair in own]))
 
-    told_of = principal(found)
-    opens = metric_text(told_of.metric, told_of.where) if told_of else options[0][0]
+    preferred = principal(found)
+    opens = metric_text(preferred.metric, preferred.where) if preferred else options[0][0]
     dimension = common.opening_on("Metric", options, lambda option: option[0] == opens)
     plot: Plot = common.plot("beside", "a metric in both runs", [dimension], draw)
     most = max(len(own) for _, (_, own) in options)
-    told = [f"At most {MOST_ROWS} places are drawn, the most changed ones."] if most > MOST_ROWS else []
-    return [common.section("comparison", "beside", plots=[plot], notes=told)]
+    not_drawn = [f"At most {MOST_ROWS} places are drawn, the most changed ones."] if most > MOST_ROWS else []
+    return [common.section("comparison", "beside", plots=[plot], notes=not_drawn)]
 
 
 def scale_of(name: str, pairs: Sequence[Pair]) -> Scale:
@@ -193,13 +193,13 @@ def _figures(found: Compared) -> list[Section]:
         )
     )
     more = len(pairs) - MOST_LINES
-    told = [*notes(found), *([f"{more:,} more figures are in --json."] if more > 0 else [])]
+    sentences = [*notes(found), *([f"{more:,} more figures are in --json."] if more > 0 else [])]
     details = [Details(f"{counted(len(pairs), 'figure')} in both, the most changed first", table=table)]
     for letter, only in (("A", found.figures.only_a), ("B", found.figures.only_b)):
         if only:
             title = f"{counted(len(only), 'figure')} in {letter} only"
             details.append(Details(title, table=_alone(only[:MOST_LINES], places)))
-    return [common.section("comparison", "figures", details=details, notes=told)]
+    return [common.section("comparison", "figures", details=details, notes=sentences)]
 
 
 def _alone(only: Sequence[Figure], places: Places) -> Table:

@@ -159,8 +159,8 @@ class Places:
     def text(self, where: Mapping[str, str], across: Mapping[str, tuple[str, str]] | None = None) -> str:
         """Returns the place of a figure. Of a label that differs, both are given."""
         labels = {"label": " → ".join(across["label"])} if across and "label" in across else {}
-        told = {**where, **labels}
-        return ", ".join(place_text(name, told[name]) for name in self.columns if name in told)
+        whole = {**where, **labels}
+        return ", ".join(place_text(name, whole[name]) for name in self.columns if name in whole)
 
 
 def _telling(every: Sequence[Mapping[str, str]]) -> list[str]:
@@ -209,8 +209,10 @@ def _inputs(found: Compared) -> str:
     groups += [_named(machine)] if machine else []
     priced = [each for each in found.inputs if each.of == PRICED]
     if priced:
-        told = next((each for each in priced if each.field.endswith(("origin", "profile.source"))), priced[0])
-        groups.append(f"prices ({_short(told.a)} → {_short(told.b)})")
+        source = next(
+            (each for each in priced if each.field.endswith(("origin", "profile.source"))), priced[0]
+        )
+        groups.append(f"prices ({_short(source.a)} → {_short(source.b)})")
     code = [each for each in found.inputs if each.of == CODE]
     if code:
         versions = [each for each in code if ".".join(each.field.split(".")[:-1]) == "versions"]
@@ -252,8 +254,8 @@ def _effect(found: Compared) -> str:
         be = "is" if changed == 1 else "are"
         return f"No figure of {len(pairs):,} in both differs for sure; {changed:,} {be} not the same."
     of = f"Of {counted(len(pairs), 'figure')} in both, B is surely {listed(surely)}"
-    if told := principal(found):
-        return f"{of}: {_pair_text(found, told)}."
+    if preferred := principal(found):
+        return f"{of}: {_pair_text(found, preferred)}."
     first = next((pair for pair in pairs if pair.verdict in (BETTER, WORSE)), pairs[0])
     return f"{of}: most of all {_pair_text(found, first)}."
 
@@ -285,12 +287,12 @@ def _pair_text(found: Compared, pair: Pair) -> str:
 def notes(found: Compared) -> list[str]:
     """Returns what else is to be known of the comparison, a sentence each."""
     figures, places = found.figures, Places(found.figures)
-    told = []
+    sentences = []
     for name, values in figures.across.items():
         if name != "rival":
             shown = "; ".join(f"{a or NOTHING} → {b or NOTHING}" for a, b in values[:MOST_NAMED])
             more = f"; {len(values) - MOST_NAMED} more" if len(values) > MOST_NAMED else ""
-            told.append(f"Figures are paired across {name}: {shown}{more}.")
+            sentences.append(f"Figures are paired across {name}: {shown}{more}.")
     both = {places.text(pair.where) for pair in figures.pairs}
     for letter, only in (("A", figures.only_a), ("B", figures.only_b)):
         if only:
@@ -299,26 +301,26 @@ def notes(found: Compared) -> list[str]:
                 # Their places are in both runs, the metrics are not.
                 names = list(dict.fromkeys(metric_text(each.metric, each.where) for each in only))
             more = f"; {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
-            told.append(
+            sentences.append(
                 f"{counted(len(only), 'figure')} in {letter} only: {'; '.join(names[:MOST_NAMED])}{more}."
             )
     for letter, side in (("A", found.a), ("B", found.b)):
         if side.lacks:
-            told.append(f"{letter} has no {listed(side.lacks)}: what these say is not compared.")
+            sentences.append(f"{letter} has no {listed(side.lacks)}: what these say is not compared.")
     for own, other, letter in ((found.a, found.b, "A"), (found.b, found.a, "B")):
         missing = [name for name in other.columns if name not in own.columns and own.figures]
         if missing and own.kind == RUN:
-            told.append(f"{letter} has no column {listed(missing)}: it is of an older version.")
+            sentences.append(f"{letter} has no column {listed(missing)}: it is of an older version.")
     unsure = [pair for pair in found.main if pair.verdict == UNSURE and not pair.has_intervals]
     if unsure:
         count = counted(len(unsure), "figure")
-        told.append(f"{count} without an interval: no difference of theirs is sure.")
+        sentences.append(f"{count} without an interval: no difference of theirs is sure.")
     variants = 0 if found.identical else len(figures.pairs) - len(found.main)
     if variants:
-        told.append(
+        sentences.append(
             f"{counted(variants, 'figure')} of whole runs and by prices are in --json and on the page."
         )
-    return told
+    return sentences
 
 
 # -- as data -------------------------------------------------------------------------------------------
@@ -418,7 +420,7 @@ def lines(found: Compared) -> list[Line]:
 def _sure(pairs: Sequence[Pair]) -> str:
     """Returns in how many places B is better or worse for sure: "better in 2, worse in 1 of 8"."""
     counts = Counter(pair.verdict for pair in pairs)
-    told = [word for word in (BETTER, WORSE, DIFFERS) if counts[word]]
-    if not told or len(pairs) == 1:
+    verdicts = [word for word in (BETTER, WORSE, DIFFERS) if counts[word]]
+    if not verdicts or len(pairs) == 1:
         return pairs[0].verdict
-    return f"{', '.join(f'{word} in {counts[word]}' for word in told)} of {len(pairs)}"
+    return f"{', '.join(f'{word} in {counts[word]}' for word in verdicts)} of {len(pairs)}"

@@ -140,9 +140,9 @@ def _crosses(out: pd.DataFrame, shown: Mapping[str, Look], ends: Sequence[float]
         for place in own["place"]:
             taken[place] = taken.get(place, -1) + 1
             heights.append(10 ** (ends[1] + height * (ROOM_ABOVE + STEP_ABOVE * taken[place])))
-        told = zip(own["at"], own["source"], strict=True)
+        pairs = zip(own["at"], own["source"], strict=True)
         hover = [
-            f"<b>{_name(own)}</b>, {in_figure(at)}<br>out of memory<br>{in_figure(why)}" for at, why in told
+            f"<b>{_name(own)}</b>, {in_figure(at)}<br>out of memory<br>{in_figure(why)}" for at, why in pairs
         ]
         drawn: Layout = {
             "marker": {"symbol": "x-thin"},

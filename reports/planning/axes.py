@@ -67,8 +67,8 @@ class Laid:
     @property
     def ways(self) -> list[str]:
         """The ways, those that answer first, then by how many points hold."""
-        told = self.points.assign(holds=self.points["verdict"] == "holds")
-        sums = told.groupby(WAY, sort=False)[["best", "holds"]].sum()
+        points = self.points.assign(holds=self.points["verdict"] == "holds")
+        sums = points.groupby(WAY, sort=False)[["best", "holds"]].sum()
         return [*sums.sort_values(["best", "holds"], ascending=False, kind="stable").index]
 
     @property
@@ -93,11 +93,11 @@ def laid(plan: Planned, *, longest: bool = False) -> Laid | None:
     others = [axis for axis in numbers if axis.column != across.column and _known(plan.points, axis)]
     if longest:
         others.sort(key=lambda axis: -plan.points[axis.column].nunique())
-    rows, told = (others[0] if others else None), others[1:]
+    rows, further = (others[0] if others else None), others[1:]
     placed = [axis.column for axis in (across, rows) if axis]
     points = plan.points[plan.points[placed].notna().all(axis=1)].reset_index(drop=True)
     records = points.to_dict("records")
-    ways = [_way(row, texts, told) for row in records]
+    ways = [_way(row, texts, further) for row in records]
     levels = [rows.text(row[rows.column]) if rows else "" for row in records]
     alone = len(set(ways)) == 1
     places = [
@@ -146,11 +146,11 @@ def _apart(points: pd.DataFrame, asked: Sequence[Axis]) -> tuple[list[Axis], lis
     return [numbers[name] for name in kept if name in numbers], [name for name in kept if name not in numbers]
 
 
-def _way(row: Row, texts: Sequence[str], told: Sequence[Axis]) -> str:
+def _way(row: Row, texts: Sequence[str], further: Sequence[Axis]) -> str:
     words = [
         f"{field_name(name)} {row[name]}" if name.startswith(VARIED) else str(row[name]) for name in texts
     ]
-    return ", ".join([*words, *(axis.text(row[axis.column]) for axis in told if known(row[axis.column]))])
+    return ", ".join([*words, *(axis.text(row[axis.column]) for axis in further if known(row[axis.column]))])
 
 
 def parted(of: Laid, most: int) -> tuple[str, list[Option]]:

@@ -193,9 +193,9 @@ def trade_off(of: Laid, x: Axis, y: Axis, limited: Sequence[Limited], *, front: 
     if len(best):
         name = "the Pareto front" if front else "the answer"
         more: Layout = {} if front else {"mode": "markers"}
-        told = _stacked(best, x, y, limited)
+        stacked = _stacked(best, x, y, limited)
         figure.add_trace(
-            common.dotted(*told[:2], name, style.INK[0], told[2], symbol="diamond", size=11, **more)
+            common.dotted(*stacked[:2], name, style.INK[0], stacked[2], symbol="diamond", size=11, **more)
         )
     x_axis, narrow = across_axis(x, held[x.column].tolist() or [1.0])
     heights = sorted({*held[y.column]})

@@ -76,13 +76,13 @@ def tiles(plan: Planned) -> list[Tile]:
 
 def _checked(given: Any) -> Lead:
     """Returns a lead of the summary. Raises ValueError if it is none."""
-    told = f"summary.json: break_even: {str(given)[:60]!r} is no change of the lead"
+    reason = f"summary.json: break_even: {str(given)[:60]!r} is no change of the lead"
     if not isinstance(given, dict) or not {"settings", "place", "before", "after", "at", "between"} <= set(
         given
     ):
-        raise ValueError(told)
+        raise ValueError(reason)
     if not isinstance(given["settings"], dict) or not known(given["at"]) or not _is_stretch(given["between"]):
-        raise ValueError(told)
+        raise ValueError(reason)
     return given
 
 

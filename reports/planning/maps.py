@@ -69,8 +69,8 @@ def of_objective(axis: Axis, scale: Scale, whole: Laid, *, at_most: bool) -> Sha
     what it is."""
     values = whole.points[axis.column]
     held = values[(whole.points["verdict"] == "holds") & values.notna()]
-    told = [whole.points.groupby([WAY, place])[axis.column].nunique() for place in _placed(whole)]
-    if held.empty or min(int(each.max()) for each in told) < 2:
+    distinct = [whole.points.groupby([WAY, place])[axis.column].nunique() for place in _placed(whole)]
+    if held.empty or min(int(each.max()) for each in distinct) < 2:
         return None
     return Shaded(axis.column, scale, float(held.min() if at_most else held.max()), "best", at_most)
 
@@ -127,8 +127,8 @@ TICKS = ("tickvals", "ticktext")
 def _hover(row: Row, whole: Laid, shaded: Shaded, limited: Sequence[Limited]) -> str:
     axes = [axis for axis in (whole.across, whole.rows) if axis]
     value = row[shaded.column]
-    told = shaded.column in {each.limit.metric for each in limited} or not known(value)
-    said = "" if told else in_figure(f"{shaded.scale.name} {shaded.scale.text(value)}")
+    is_shown = shaded.column in {each.limit.metric for each in limited} or not known(value)
+    said = "" if is_shown else in_figure(f"{shaded.scale.name} {shaded.scale.text(value)}")
     number = row["point"]
     run = f"python -m simcore run . --point {round(number)}" if known(number) else ""
     return common.by_text(point_hover(row, axes, limited), said, run)

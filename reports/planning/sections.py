@@ -174,8 +174,8 @@ def _tiles(of: Shown) -> list[Tile]:
     elif best and not found:
         tiles.append(Tile(str(len(best)), "Points on the Pareto front"))
     if of.plan.certainty is not None:
-        told = [round(row["replicas"]) for row in best if known(row["replicas"])]
-        after = f"after {counted(max(told), 'replica')} at most" if told else ""
+        replicas = [round(row["replicas"]) for row in best if known(row["replicas"])]
+        after = f"after {counted(max(replicas), 'replica')} at most" if replicas else ""
         tiles.append(Tile(percent(of.plan.certainty), "Certainty asked for", after))
     return tiles[:MOST_TILES]
 

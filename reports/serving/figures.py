@@ -72,11 +72,11 @@ def distributions(
     ends = [float(x[i]) for x, _ in curves.values() if len(x) for i in (0, len(x) // 50, -1)]
     scale = seconds(name, max(ends, default=0.0))
     figure = go.Figure()
-    told = f"%{{y:.3g}} % within %{{x:.4g}} {scale.unit}"
+    template = f"%{{y:.3g}} % within %{{x:.4g}} {scale.unit}"
     for variant in shown:
         if variant.label in curves:
             x, y = curves[variant.label]
-            figure.add_trace(common.line(x * np.float32(scale.factor), y, variant, told, shape="hv"))
+            figure.add_trace(common.line(x * np.float32(scale.factor), y, variant, template, shape="hv"))
     if known(bound_s):
         ends.append(float(bound_s or 0.0))
         at, slo = ends[-1] * scale.factor, f"SLO, {recorded(ends[-1] * scale.factor)}\u00a0{scale.unit}"
@@ -172,13 +172,13 @@ def over_time(
     clock = seconds("time since the start", max(ends, default=0.0), 1.0)
     highest = max((float(own[column].max()) for own in levels.values() if len(own)), default=0.0)
     figure = go.Figure()
-    told, look = f"%{{y:,.4g}} {scale.unit} after %{{x:.4g}} {clock.unit}", "hv" if steps else "linear"
+    template, look = f"%{{y:,.4g}} {scale.unit} after %{{x:.4g}} {clock.unit}", "hv" if steps else "linear"
     for variant in shown:
         own = levels.get(variant.label)
         if own is None or own[column].isna().all():
             continue
         x, y = own["t_s"] * clock.factor, own[column] * scale.factor
-        figure.add_trace(common.line(x, y, variant, told, width=1.75, shape=look))
+        figure.add_trace(common.line(x, y, variant, template, width=1.75, shape=look))
     y_axis = {"title": {"text": scale.title}, "range": [0, highest * scale.factor * 1.06 or 1]}
     x_axis = {"title": {"text": clock.title}, "range": [0, max(ends, default=1.0) * clock.factor]}
     return laid_out(figure, FEW_TICKS, {"zooms": ["xaxis"]}, height=340, xaxis=x_axis, yaxis=y_axis)
@@ -208,8 +208,8 @@ def _stage_bar(rows: pd.DataFrame, stage: int, clock: Scale, zero_s: float) -> g
     name, start, end, colour = STAGES[stage]
     own = rows[rows[start].notna() & rows[end].notna()]
     lengths = own[end] - own[start]
-    told = zip(own.to_dict("records"), lengths, strict=True)
-    hover = [_stage_hover(row, stage, long) for row, long in told]
+    stages = zip(own.to_dict("records"), lengths, strict=True)
+    hover = [_stage_hover(row, stage, long) for row, long in stages]
     base = ((own[start] - zero_s) * clock.factor).round(4).tolist()
     x = (lengths * clock.factor).round(4)
     return common.bars(x, own["row"], name, colour, hover, base=base, width=0.78)
@@ -228,8 +228,8 @@ def gantt(rows: pd.DataFrame) -> go.Figure:
         mark = {"symbol": "diamond-open", "size": 7, "color": style.INK[0]}
         x = ((refused["arrival_s"] - start_s) * clock.factor).tolist()
         text = [f"<b>request {number:.0f}</b><br>rejected" for number in refused["request"]]
-        told = {"name": "rejected", "hoverinfo": "text", "hovertext": text}
-        figure.add_scatter(x=x, y=refused["row"].tolist(), mode="markers", marker=mark, **told)
+        hover_look = {"name": "rejected", "hoverinfo": "text", "hovertext": text}
+        figure.add_scatter(x=x, y=refused["row"].tolist(), mode="markers", marker=mark, **hover_look)
     length = (end_s - start_s) * clock.factor
     kept = spaced([float(i) for i in range(len(rows))], 0.1)
     y_axis = {

@@ -450,9 +450,9 @@ def _compared(of: Served) -> list[Section]:
             bool(priced),
         ),
     ]
-    made = [(told, _table(of, columns, of.points)) for told, columns, asked in tables if asked]
+    made = [(title, _table(of, columns, of.points)) for title, columns, asked in tables if asked]
     notes = [*_measured_note(of), *_interval_note(of.run)]
-    details = [Details(told.format(len(table.rows)), table=table) for told, table in made if table.rows]
+    details = [Details(title.format(len(table.rows)), table=table) for title, table in made if table.rows]
     where = {"where": of.at_best(point)}
     return [common.section("serving", "strategies", where, table=main, notes=notes, details=details)]
 

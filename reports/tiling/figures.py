@@ -271,8 +271,8 @@ def cumulative(steps: pd.DataFrame, shown: Sequence[Variant], most: int) -> go.F
     figure = go.Figure()
     for variant, own in common.of_variants(steps.sort_values("token", kind="stable"), shown):
         last = own.iloc[[part[-1] for part in _stretches(own, most)]]
-        told = f"position %{{x:,.0f}} done after %{{y:,.4g}} {scale.unit}"
-        figure.add_trace(common.line(last["token"], last["end_s"] * scale.factor, variant, told))
+        template = f"position %{{x:,.0f}} done after %{{y:,.4g}} {scale.unit}"
+        figure.add_trace(common.line(last["token"], last["end_s"] * scale.factor, variant, template))
     y_axis = {"title": {"text": scale.title}, "range": [0, longest * scale.factor * 1.04 or 1]}
     x_axis = positions_axis(float(steps["token"].max()) + 1)
     return laid_out(figure, margin=MARGIN, xaxis=x_axis, yaxis=y_axis)
@@ -288,8 +288,8 @@ def latency_over_position(steps: pd.DataFrame, shown: Sequence[Variant], most: i
         slowest = own.iloc[[part[int(latency[part].argmax())] for part in _stretches(own, most)]]
         # Spikes of single implementations are behind those of their mixture.
         look: Layout = {"width": 1.25, "opacity": 1.0 if _tiles_of(variant) is None else 0.5}
-        told = "position %{x:,.0f}: %{y:,.4g} ms"
-        figure.add_trace(common.line(slowest["token"], slowest["latency_s"] * 1e3, variant, told, **look))
+        template = "position %{x:,.0f}: %{y:,.4g} ms"
+        figure.add_trace(common.line(slowest["token"], slowest["latency_s"] * 1e3, variant, template, **look))
     x_axis = positions_axis(float(steps["token"].max()) + 1)
     y_axis = log_axis("latency of a token (ms)", (timed["latency_s"] * 1e3).tolist())
     return laid_out(figure, margin=MARGIN, xaxis=x_axis, yaxis=y_axis)
@@ -407,8 +407,8 @@ def _speed_axis(values: Sequence[float]) -> dict[str, Any]:
 
 def _speed_up_hover(row: Mapping[Any, Any], name: str, ends: str) -> str:
     bounds = interval(row["low"], row["high"])
-    told = f"<br>{bounds} {ends}" if bounds else ""
-    return f"<b>{in_figure(row['label'])}</b><br>{name}: {times(row['value'])}{told}"
+    interval_line = f"<br>{bounds} {ends}" if bounds else ""
+    return f"<b>{in_figure(row['label'])}</b><br>{name}: {times(row['value'])}{interval_line}"
 
 
 # -- published ranges -----------------------------------------------------------------------------------
@@ -449,8 +449,8 @@ def _range(low: float, high: float, name: str) -> go.Scatter:
         "marker": mark,
         "mode": "lines+markers",
     }
-    told = {"name": "published", "legendgroup": "published", "hoverinfo": "skip", "showlegend": False}
-    return go.Scatter(x=[low, high], y=[name, name], **look, **told)
+    legend = {"name": "published", "legendgroup": "published", "hoverinfo": "skip", "showlegend": False}
+    return go.Scatter(x=[low, high], y=[name, name], **look, **legend)
 
 
 # -- growth --------------------------------------------------------------------------------------------
@@ -459,10 +459,10 @@ def _range(low: float, high: float, name: str) -> go.Scatter:
 def growth(rows: pd.DataFrame, shown: Sequence[Variant], metric: str, scale: Scale) -> go.Figure:
     """Draws a figure of the whole generation against its length, both logarithmic. `rows`: of one case."""
     rows = rows[(rows[metric] > 0) & rows["tokens"].notna()].sort_values("tokens", kind="stable")
-    figure, told = go.Figure(), in_figure(scale.name)
+    figure, quantity = go.Figure(), in_figure(scale.name)
     for variant, own in common.of_variants(rows, shown):
         hover = [
-            f"<b>{variant.name}</b>, {tokens(length)} tokens<br>{told}: {scale.text(value)}"
+            f"<b>{variant.name}</b>, {tokens(length)} tokens<br>{quantity}: {scale.text(value)}"
             for length, value in zip(own["tokens"], own[metric], strict=True)
         ]
         y, symbol = own[metric] * scale.factor, variant.symbol

@@ -320,8 +320,8 @@ def _shares(run: Run) -> list[Section]:
         described = "mixer and blocks by strategy"
         plots.append(common.plot("shares", described, dimensions, parts, "Mixer and blocks"))
     if (speed["value"] > 0).any():
-        told = "Speed-up over lazy"
-        plots.append(common.plot("speed-ups", "speed-up over lazy", dimensions, speed_ups, told))
+        name = "Speed-up over lazy"
+        plots.append(common.plot("speed-ups", "speed-up over lazy", dimensions, speed_ups, name))
     if not plots:
         return []
     ends = [f"A bar across a mark: the speed-up {ENDS[run.found]}."]

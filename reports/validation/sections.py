@@ -167,8 +167,8 @@ def against_bounds(ladder: pd.DataFrame) -> go.Figure:
             x, texts = [shares[place] for place in places], [hover[place] for place in places]
             figure.add_trace(bars(x, places, word, COLOURS[passed], texts, width=0.5))
     mark = {"symbol": "diamond-open", "size": 9, "color": style.INK[0], "line": {"width": 1.5}}
-    told = {"name": "worst", "hoverinfo": "text", "hovertext": hover}
-    figure.add_scatter(x=worst, y=list(range(len(records))), mode="markers", marker=mark, **told)
+    hover_look = {"name": "worst", "hoverinfo": "text", "hovertext": hover}
+    figure.add_scatter(x=worst, y=list(range(len(records))), mode="markers", marker=mark, **hover_look)
     rule(figure, style.INK, x=100, width=1.5, dash="dash")
     # A few outliers would leave no room for the rest; the table shows them.
     seen = [*filter(known, shares), *(value for value in worst if known(value) and value < 400)]

@@ -41,8 +41,8 @@ class _Place:
 
     def inside(self, name: str) -> str:
         """The path of field `name` at this place."""
-        told = plain(name) if name.isprintable() else shown(name)
-        return f"{self.path}.{told}" if self.path else told
+        text = plain(name) if name.isprintable() else shown(name)
+        return f"{self.path}.{text}" if self.path else text
 
 
 def fault(kind: Any, document: Any, error: ValidationError, whole: str = "scenario") -> str:

@@ -34,41 +34,43 @@ def number_formats(dtype: str | None, dtypes: Mapping[str, str], config: Decoder
 
 def format_warnings(dtype: str | None, dtypes: Mapping[str, str], config: DecoderConfig) -> list[str]:
     """Warnings: checkpoint formats that the scenario replaces, and notes on how the config was read."""
-    told = list(config.notes)
+    texts = list(config.notes)
     quantized = config.quantization
     if quantized is None:
         if config.stored == "float32" and dtype is None:
-            told.append(
+            texts.append(
                 "torch_dtype is float32: weights are taken as bf16, as serving engines load them;"
                 " dtype: fp32 prices them as stored"
             )
-        return [f"model {config.name}: {text}" for text in told]
+        return [f"model {config.name}: {text}" for text in texts]
     used = number_formats(dtype, dtypes, config)
     if "fp8_b128" in dict(used.each).values():
-        told.append(BLOCKS)
+        texts.append(BLOCKS)
     if dtype is not None:
-        told.append(f"dtype: {dtype} stands in the place of its quantization_config ({quantized.method})")
+        texts.append(f"dtype: {dtype} stands in the place of its quantization_config ({quantized.method})")
     else:
         replaced = sorted(matrix for matrix in dtypes if matrix in dict(quantized.formats))
         if replaced:
-            told.append(
+            texts.append(
                 f"dtypes: {', '.join(replaced)} not as its quantization_config ({quantized.method}) says"
             )
-    return [f"model {config.name}: {text}" for text in told]
+    return [f"model {config.name}: {text}" for text in texts]
 
 
 def format_notes(dtype: str | None, config: DecoderConfig) -> list[str]:
     """Notes for the reader on formats that come from the checkpoint."""
-    quantized, told = config.quantization, []
+    quantized, texts = config.quantization, []
     if config.stored == "float16" and dtype is None:
-        told.append("its weights are float16, priced as bf16, which is as wide")
+        texts.append("its weights are float16, priced as bf16, which is as wide")
     if quantized is None or dtype is not None:
-        return [f"model {config.name}: {text}" for text in told]
+        return [f"model {config.name}: {text}" for text in texts]
     names: dict[str, list[str]] = {}
     for matrix, format_ in (*quantized.formats, *((("KV cache", quantized.kv),) if quantized.kv else ())):
         names.setdefault(format_, []).append(matrix)
     listed = "; ".join(f"{format_}: {', '.join(matrices)}" for format_, matrices in names.items())
-    told.append(f"number formats by its quantization_config ({quantized.method}): {listed}; all else {PLAIN}")
+    texts.append(
+        f"number formats by its quantization_config ({quantized.method}): {listed}; all else {PLAIN}"
+    )
     if any(format_ not in WEIGHT_ONLY_BYTES for _, format_ in quantized.formats):
-        told.append("engines quantize activations on the way to products of 8 bits; that is not priced")
-    return [f"model {config.name}: {text}" for text in told]
+        texts.append("engines quantize activations on the way to products of 8 bits; that is not priced")
+    return [f"model {config.name}: {text}" for text in texts]

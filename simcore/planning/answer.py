@@ -32,20 +32,22 @@ def answer(asked: Asked, found: Found) -> str:
 def _by_load(asked: Asked, found: Found, says: Callable[[Tried, str], str]) -> str:
     """Returns a sentence for each load, that of a winner by `says`, and what is beyond it. Of several loads
     the first has the limits, and what all have in common stands at the end."""
-    told: list[str] = []
+    sentences: list[str] = []
     slow = [found.at_slow_prices.get(i) for i in range(len(found.groups))]
     alike = len(slow) > 1 and all(one is not None and one.holds for one in slow) and not found.at_fast_holds
     for i, (group, winner) in enumerate(zip(found.groups, found.winners, strict=True)):
         load = _load(group[0].alternative.point.case.axes)
         if winner is None:
-            told.append(f"Nothing that was tried keeps {_limits(asked.limits)} at {load}.{_closest(group)}")
+            sentences.append(
+                f"Nothing that was tried keeps {_limits(asked.limits)} at {load}.{_closest(group)}"
+            )
             continue
-        reached = _reached(asked.limits, winner.judged, brief=bool(told))
+        reached = _reached(asked.limits, winner.judged, brief=bool(sentences))
         beyond_it = _beyond(asked, group, winner, brief=len(found.groups) > 1)
         prices = "" if alike else _prices(asked, found, i)
-        told.append(f"{says(winner, load)} with {reached}{_sure(asked, winner)}.{beyond_it}{prices}")
+        sentences.append(f"{says(winner, load)} with {reached}{_sure(asked, winner)}.{beyond_it}{prices}")
     end = " With all op times at the slow end of their 90 % intervals these hold too." if alike else ""
-    return _joined(told) + end
+    return _joined(sentences) + end
 
 
 def _devices(asked: Asked, found: Found) -> str:
@@ -72,7 +74,7 @@ def _cost(asked: Asked, found: Found) -> str:
 
 
 def _rate(asked: Asked, found: Found) -> str:
-    told = []
+    sentences = []
     for i, (group, winner) in enumerate(zip(found.groups, found.winners, strict=True)):
         axes = group[0].alternative.point.case.axes
         of = (
@@ -80,8 +82,8 @@ def _rate(asked: Asked, found: Found) -> str:
             if len(found.groups) > 1
             else ""
         )
-        told.append(of + _of_rate(asked, found, i, group, winner))
-    return _joined(told) + _compared(found)
+        sentences.append(of + _of_rate(asked, found, i, group, winner))
+    return _joined(sentences) + _compared(found)
 
 
 def _of_rate(asked: Asked, found: Found, i: int, group: Sequence[Answered], winner: Tried | None) -> str:
@@ -119,15 +121,15 @@ def _at_rate(winner: Tried, value: float) -> str:
 
 def _compared(found: Found) -> str:
     """Returns how the winner compares in pairs; what its interval leaves open is said to be open."""
-    told = []
+    pairs = []
     for pair in found.pairs[:MOST_LISTED]:
         ends = f"{pair.low * 100:+.3g} to {pair.high * 100:+.3g} %"
         open_ = ", so that neither is better for sure" if pair.low <= 0.0 <= pair.high else ""
-        told.append(f"{_way(pair.b)} takes {pair.more * 100:+.3g} % ({ends}{open_})")
-    if not told:
+        pairs.append(f"{_way(pair.b)} takes {pair.more * 100:+.3g} % ({ends}{open_})")
+    if not pairs:
         return ""
     load = _load(found.pairs[0].a.point.case.axes)
-    return f" Mean E2E at {load}, in pairs with the same requests: {'; '.join(told)}."
+    return f" Mean E2E at {load}, in pairs with the same requests: {'; '.join(pairs)}."
 
 
 def _grid(asked: Asked, found: Found) -> str:
@@ -256,6 +258,8 @@ def cost_per_million(one: Tried) -> float | None:
     return None if one.cost_per_hour is None or not rate else one.cost_per_hour / (rate * 3600.0) * 1e6
 
 
-def _joined(told: Sequence[str]) -> str:
-    more = f" ({len(told) - MOST_LISTED} more loads in the table)" if len(told) > MOST_LISTED else ""
-    return " ".join(told[:MOST_LISTED]) + more
+def _joined(sentences: Sequence[str]) -> str:
+    more = (
+        f" ({len(sentences) - MOST_LISTED} more loads in the table)" if len(sentences) > MOST_LISTED else ""
+    )
+    return " ".join(sentences[:MOST_LISTED]) + more

@@ -191,8 +191,8 @@ def _cases(
         units[base] = rows[0].unit
         found += _of_base(asked, base, scenario, rows) if base else [_case(row, asked) for row in rows]
     if len({*units.values()}) > 1:
-        told = ", ".join(f"{base} has {unit or 'plain numbers'}" for base, unit in units.items())
-        raise InputError(f"{asked.file}: metric: {told}; one unit is needed")
+        listed = ", ".join(f"{base} has {unit or 'plain numbers'}" for base, unit in units.items())
+        raise InputError(f"{asked.file}: metric: {listed}; one unit is needed")
     return tuple(_with_distinct_labels(found))
 
 
@@ -243,9 +243,9 @@ def _of_base(asked: Asked, base: str, scenario: Scenario, rows: Sequence[Row]) -
     cases = [replace(_case(row, asked), base=base) for row in rows]
     places = [*dict.fromkeys(case.place for case in cases)]
     if len(places) > 1:
-        told = "; ".join(names_of(places).values())
+        listed = "; ".join(names_of(places).values())
         needed = "one is compared; a name of fields lets it vary"
-        raise InputError(f"{asked.every[base].where}: has several places ({plain(told)}): {needed}")
+        raise InputError(f"{asked.every[base].where}: has several places ({plain(listed)}): {needed}")
     ways = sum(map(count, getattr(scenario, "strategies", ()))) + len(getattr(scenario, "methods", ()))
     alone = ways == 1 and len({case.label for case in cases}) == 1
     return [replace(case, label=base if alone else f"{base}, {case.label}", place=()) for case in cases]
@@ -594,13 +594,13 @@ def everywhere_of(every: Sequence[Swept]) -> list[dict[str, Any]]:
 
 def _with_equal(first: First) -> str:
     """Returns who leads first, and which cases are equal to it."""
-    told = [
+    equals = [
         f"{_and([label for label in one.labels if label != first.label])}"
         f"{'' if one.stretches == EVERYWHERE else f' {_where(one.stretches)}'}"
         for one in first.equal
         if first.label in one.labels
     ]
-    return f"{first.label} (equal: {'; '.join(told)})" if told else first.label
+    return f"{first.label} (equal: {'; '.join(equals)})" if equals else first.label
 
 
 def leads_of(every: Sequence[Swept]) -> list[dict[str, Any]]:

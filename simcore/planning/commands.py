@@ -291,14 +291,14 @@ def lines(how: Sequence[Mapping[str, Any]]) -> list[str]:
     if not how:
         return []
     way, commands = how[0], how[0]["commands"]
-    told = [f"How to run {way['point']}:", *([f"  {way['why_not']}"] if way["why_not"] else [])]
-    told += [f"  {each['title']}: {each['command'] or each['why_not']}" for each in commands]
+    first = [f"How to run {way['point']}:", *([f"  {way['why_not']}"] if way["why_not"] else [])]
+    first += [f"  {each['title']}: {each['command'] or each['why_not']}" for each in commands]
     around = [way["placed"], *(f"router: {router}" for router in routers(commands))]
-    told += [f"  {text}" for text in around if text]
-    told += [f"  note: {each['title']}: {note}" for each in commands for note in each["notes"]]
+    first += [f"  {text}" for text in around if text]
+    first += [f"  note: {each['title']}: {note}" for each in commands for note in each["notes"]]
     more = len(how) - 1
     ways = [f"  {more} more way{'s' if more > 1 else ''} in the report"] if more else []
-    return [*told, *ways, ""]
+    return [*first, *ways, ""]
 
 
 def routers(commands: Sequence[Mapping[str, Any]]) -> list[str]:

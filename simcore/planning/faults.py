@@ -31,17 +31,17 @@ def as_written(path: str) -> str:
 def of_value(asked: Asked, base: str, settings: Mapping[str, Any], error: ValueError) -> InputError | None:
     """Returns the fault of a varied or searched value, None if the error is none. `base`: whose scenario it
     is of; `settings`: the varied values."""
-    where, told = f"{asked.every[base].where}: ", str(error)
-    if not told.startswith(where):
+    where, message = f"{asked.every[base].where}: ", str(error)
+    if not message.startswith(where):
         return None
-    told = told.removeprefix(where)
+    message = message.removeprefix(where)
     over = [] if asked.whatif.over is None else [asked.whatif.over]
     for name in [*settings, *over]:
         for path in asked.paths(name, base):
             written = as_written(path)
             last = written.rpartition(".")[2]
             named = last in NAMES or (last in OF_DEVICE and "device" not in settings)
-            if not _is_of(error, written) and not (named and told.startswith(f"{written}: ")):
+            if not _is_of(error, written) and not (named and message.startswith(f"{written}: ")):
                 continue
             of = f"{base}: " if base else ""
             if not (isinstance(error, FieldFaultError) and error.unknown):
@@ -50,10 +50,10 @@ def of_value(asked: Asked, base: str, settings: Mapping[str, Any], error: ValueE
                 field, of = f"fields.{name}.{base}", ""
             else:
                 field = "over" if name in over else "vary"
-            if told.startswith(written) and field == f"vary.{path}":
-                rest, _, says = told.removeprefix(written).partition(": ")
+            if message.startswith(written) and field == f"vary.{path}":
+                rest, _, says = message.removeprefix(written).partition(": ")
                 return InputError(f"{asked.file}: {field}{rest}: {of}{says}")
-            return InputError(f"{asked.file}: {field}: {of}{told}")
+            return InputError(f"{asked.file}: {field}: {of}{message}")
     return None
 
 

@@ -37,8 +37,8 @@ def metrics_of(asked: Asked) -> Mapping[str, str]:
     }
     better = {name: _better(asked, based, found[name], name) for name, based in asked.every.items()}
     if len({*better.values()}) > 1:
-        told = ", ".join(f"{found[name]} of {name} is better {words}" for name, words in better.items())
-        raise InputError(f"{asked.file}: metric: {told}; all have to be better alike")
+        listed = ", ".join(f"{found[name]} of {name} is better {words}" for name, words in better.items())
+        raise InputError(f"{asked.file}: metric: {listed}; all have to be better alike")
     return found
 
 

@@ -223,12 +223,12 @@ def _break_even(asked: Asked, jobs: int, progress: Callable[[str, int, int], Non
 
 def _how(found: Found) -> list[dict[str, Any]]:
     """Returns how to run each of the best points; those that run alike once."""
-    told: dict[str, dict[str, Any]] = {}
+    ways: dict[str, dict[str, Any]] = {}
     for one in found.winners:
         if one is not None:
             how = how_to_run(one.point)
-            told.setdefault(repr((one.point.device, how)), {"point": devices(one), **how})
-    return list(told.values())
+            ways.setdefault(repr((one.point.device, how)), {"point": devices(one), **how})
+    return list(ways.values())
 
 
 def _faults(found: Found) -> list[str]:
@@ -244,16 +244,16 @@ def _few(asked: Asked, tried: Sequence[Tried]) -> list[str]:
         if found := PERCENT.search(limit.metric):
             tenant, _ = split_tenant(limit.metric)
             percents[tenant] = max(percents.get(tenant, 0.0), float(found[1]))
-    told = []
+    warnings = []
     for tenant, percent in percents.items():
         measured = f"{TENANT}.{tenant}.window_requests" if tenant else "window_requests"
         counts = [count for one in tried if (count := one.judged.mean(measured)) is not None]
         if counts and min(counts) < needed(percent):
-            told.append(
+            warnings.append(
                 f"too few requests{tenant and f' of {tenant}'} for p{percent:g}: {min(counts):,.0f} in each"
                 f" replica are measured; {needed(percent):,} make it firm (workload.requests)"
             )
-    return told
+    return warnings
 
 
 def _shares(tried: Sequence[Tried]) -> dict[str, float]:

@@ -416,7 +416,7 @@ def _left_out_early(
     """Returns how many alternatives were left out early, what that spared, and why some were."""
     taken, full = (sum(runs_of(results[i].judged) for i in places) for places in (out, still))
     spared = max(0, round(full / len(still)) * len(out) - taken)
-    told = [
+    notes = [
         f"left out early: {len(out):,} of {len(every):,} ways of running, which fail for sure at a rate at"
         f" which another one holds; that took {taken:,} runs, about {spared:,} fewer than full searches"
     ]
@@ -426,8 +426,8 @@ def _left_out_early(
         judged = results[i].judged[value]
         axes = judged.point.case.axes
         rate = "" if axes.rate_per_s is None else f" at {axes.rate_per_s:.4g} {axes.arriving}/s"
-        told.append(f"left out early: {axes.label}, {_number_of(axes.devices)}{rate}: {judged.why}")
-    return told
+        notes.append(f"left out early: {axes.label}, {_number_of(axes.devices)}{rate}: {judged.why}")
+    return notes
 
 
 def _number_of(devices: int) -> str:

@@ -277,9 +277,9 @@ def hinges(swings: Sequence[Swing]) -> str:
     ]
     names = list(dict.fromkeys(swing.factor for swing in sure))[:MOST_NAMED]
     words = [f"{name} ({', '.join(_swung(one) for one in sure if one.factor == name)})" for name in names]
-    told = f" {metric_text(first[0].metric)} hinges most on {'; '.join(words)}." if words else ""
+    hinges_on = f" {metric_text(first[0].metric)} hinges most on {'; '.join(words)}." if words else ""
     broken = [_broken(swing) for swing in first if swing.breaks_at is not None]
-    return told + (f" It would no longer hold for sure with {'; '.join(broken)}." if broken else "")
+    return hinges_on + (f" It would no longer hold for sure with {'; '.join(broken)}." if broken else "")
 
 
 def limits_beyond(gains: Sequence[Gain]) -> str:
@@ -294,8 +294,8 @@ def limits_beyond(gains: Sequence[Gain]) -> str:
         return f" No single resource limits beyond: made {times}, none changes {name} for sure."
     first, *others = (f"{gain.more * 100:+.3g} %" for gain in sure[:MOST_NAMED])
     more = [f"{gain.resource} by {by}" for gain, by in zip(sure[1:], others, strict=False)]
-    told = f" What limits beyond is {sure[0].resource}: made {times}, it changes {name} by {first}"
-    return f"{'; '.join([told, *more])}."
+    first_limit = f" What limits beyond is {sure[0].resource}: made {times}, it changes {name} by {first}"
+    return f"{'; '.join([first_limit, *more])}."
 
 
 def _swung(swing: Swing) -> str:

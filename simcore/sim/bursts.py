@@ -122,12 +122,12 @@ class Origin:
         if self.rest is not None and len(self.shares) == 1 and self.shares[0][0] == self.rest:
             sources[self.rest] = sources.get(self.rest, 0.0) + total_s
             return
-        told_s = 0.0
+        shares_s = 0.0
         for source, seconds in self.shares:
-            told_s += seconds
+            shares_s += seconds
             sources[source] = sources.get(source, 0.0) + seconds * replays
         if self.rest is not None:
-            sources[self.rest] = sources.get(self.rest, 0.0) + total_s - told_s * replays
+            sources[self.rest] = sources.get(self.rest, 0.0) + total_s - shares_s * replays
 
 
 NO_ORIGIN = Origin()

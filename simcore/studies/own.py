@@ -203,8 +203,8 @@ def blamed(strategy: Any, strategies: Sequence[Any]) -> Iterator[None]:
         if strategy is None or not is_own(strategy.kind) or _in_full():
             raise
         place = next((i for i, one in enumerate(strategies) if strategy in single_valued(one)), 0)
-        told = _message(strategy.kind, type(strategy), error)
-        raise OwnError(f"strategies[{place}].kind: {told}") from error
+        message = _message(strategy.kind, type(strategy), error)
+        raise OwnError(f"strategies[{place}].kind: {message}") from error
 
 
 def _in_full() -> bool:

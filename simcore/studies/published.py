@@ -137,8 +137,8 @@ def read_figures(kind: type[F], where: str, path: Path) -> list[F]:
     try:
         head, rows = read_cells(path)
     except InputError as error:
-        told = str(error).replace(f"{path}: line ", f"{path.name}, line ")
-        raise InputError(f"{where}: {told}") from None
+        reason = str(error).replace(f"{path}: line ", f"{path.name}, line ")
+        raise InputError(f"{where}: {reason}") from None
     adapter = TypeAdapter(kind)
     figures = []
     for number, row in enumerate(rows, FIRST_LINE):

@@ -84,8 +84,8 @@ def _on(label: str, device: str) -> str:
 
 def _of_device(line: Mapping[str, Any], device: str) -> dict[str, Any]:
     """Returns a row of comparison.csv, with its device."""
-    told = {"label": _on(line["label"], device)} if "label" in line else {}
-    return {"device": device, **line, **told}
+    labelled = {"label": _on(line["label"], device)} if "label" in line else {}
+    return {"device": device, **line, **labelled}
 
 
 def joined(each: Sequence[OnDevice], outcomes: Mapping[str, Outcome], refused: Sequence[str]) -> Outcome:
@@ -133,12 +133,12 @@ def common_lines(each: Sequence[tuple[str, Sequence[str]]]) -> list[str]:
     """Returns lines about several devices: a line common to all devices once, the others with the device's
     name."""
     of_all = set.intersection(*(set(lines) for _, lines in each)) if each else set()
-    told = [
+    named = [
         line if line in of_all or line.startswith(f"{name}:") else f"{name}: {line}"
         for name, lines in each
         for line in lines
     ]
-    return list(dict.fromkeys(told))
+    return list(dict.fromkeys(named))
 
 
 def _baseline(found: Sequence[tuple[str, Outcome]]) -> str:
@@ -226,13 +226,13 @@ def answer(ran: Sequence[OnDevice], outcomes: Mapping[str, Outcome]) -> str:
     for one in ran:
         if (standing := here[one.name]) is not None:
             groups.setdefault(one.basis, []).append((one.name, standing))
-    told = [_ranked(group) for group in groups.values()]
+    rankings = [_ranked(group) for group in groups.values()]
     absent = [name for name, standing in here.items() if standing is None]
     at = next(standing.at for standing in here.values() if standing is not None)
     if len(groups) == 1:
-        text = f"{at}, {told[0]}"
+        text = f"{at}, {rankings[0]}"
     else:
-        each = "; ".join(f"by {basis}, {text}" for basis, text in zip(groups, told, strict=True))
+        each = "; ".join(f"by {basis}, {text}" for basis, text in zip(groups, rankings, strict=True))
         text = f"{at}, not all devices can be ranked, for their prices rest on different bases: {each}"
     if absent:
         text += f"; {_listed(absent)} cannot run this"

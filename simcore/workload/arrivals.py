@@ -140,8 +140,8 @@ def _conversations(workload: Workload, sessions: Sessions, count: int, streams: 
     arrival_s[opens] = _times(workload.arrivals, int(opens.sum()), streams)
     rate_per_s = only("rate_per_s", workload.arrivals.rates)
     longest_prompt = min(room, first + (turns - 1) * (new_tokens + most))
-    told = Turns(opens, sessions.think_s, sessions.shared_prefix_tokens)
-    return Drawn(arrival_s, prompts, outputs, most, longest_prompt, rate_per_s=rate_per_s, turns=told)
+    laid = Turns(opens, sessions.think_s, sessions.shared_prefix_tokens)
+    return Drawn(arrival_s, prompts, outputs, most, longest_prompt, rate_per_s=rate_per_s, turns=laid)
 
 
 def _replayed(workload: Workload, arrivals: TraceArrivals, streams: Streams) -> Drawn:

@@ -79,14 +79,14 @@ def recorded(arrivals: TraceArrivals) -> Records:
 def doubts(workload: Workload) -> list[str]:
     """Warnings about how a trace was read: times that look like another unit. Raises InputError if the file
     cannot be read."""
-    told: dict[str, None] = {}
+    warnings: dict[str, None] = {}
     for given in workload.traces:
         if given.format in UNITS:
             unit = UNITS[given.format] or given.time_unit
             said = doubt(recorded(given).time_s, unit)
             field = "workload.arrivals.time_unit" if given.format == "table" else f"format {given.format}"
-            told |= {f"{given.path}: {said} ({field} is {unit})": None} if said else {}
-    return list(told)
+            warnings |= {f"{given.path}: {said} ({field} is {unit})": None} if said else {}
+    return list(warnings)
 
 
 # A study draws for every case and replica from the same files.

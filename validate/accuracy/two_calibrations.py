@@ -71,8 +71,8 @@ def main(
     if out is not None:
         write_csv(table, out)
     cells = [(f"{row[name]:.4f}" for name in ("median", "p5", "p95")) for row in table]
-    told = [[row["kind"], str(row["n"]), *each] for row, each in zip(table, cells, strict=True)]
-    for line in aligned([["kind", "n", "median", "p5", "p95"], *told]):
+    lines = [[row["kind"], str(row["n"]), *each] for row, each in zip(table, cells, strict=True)]
+    for line in aligned([["kind", "n", "median", "p5", "p95"], *lines]):
         typer.echo(line)
     off = [row["kind"] for row in table if row["kind"] in found and abs(row["median"] - 1.0) > MOST_OFF]
     if off:

@@ -105,11 +105,11 @@ def in_float64(run: Callable[..., Any], case: Case, one: Inputs, **more: Any) ->
     found = []
     for first in range(0, case.batch, each):
         some = slice(first, first + each)
-        told = {**options(case, one), **more}
+        keywords = {**options(case, one), **more}
         if case.page:
-            told["block_table"] = None if one.table is None else one.table[some]
+            keywords["block_table"] = None if one.table is None else one.table[some]
         parts = (k, v) if case.page else (wide(k[some]), wide(v[some]))
-        found.append(run(one.q[some].double(), *parts, one.lengths[some], **told))
+        found.append(run(one.q[some].double(), *parts, one.lengths[some], **keywords))
     return found
 
 
@@ -200,7 +200,7 @@ def speculating(of: SpeculativeCase, sets: Sequence[Inputs]) -> Speculating:
     into, space = speculation(q), speculative_workspace(q, case.kv_heads, config)
     # On the device, as in a captured step; numbers would add a kernel each.
     ends = torch.full((1,), of.ends, dtype=torch.int32, device="cuda")
-    told: dict[str, Any] = {
+    keywords: dict[str, Any] = {
         "sinks": ends,
         "window": ends,
         "threshold": torch.full((1,), THRESHOLD, dtype=torch.float32, device="cuda"),
@@ -209,7 +209,7 @@ def speculating(of: SpeculativeCase, sets: Sequence[Inputs]) -> Speculating:
         "config": config,
         "workers": workers,
     }
-    calls = [partial(speculative_attention, *one[:4], **told) for one in sets]
+    calls = [partial(speculative_attention, *one[:4], **keywords) for one in sets]
     return Speculating(case, into, calls, f"{config}, {workers} for the ends", brief(config))
 
 

@@ -691,11 +691,11 @@ def summary(found: Sequence[Compared]) -> str:
     known = {one.name: one.ratio for one in found if one.ratio is not None}
     if not known:
         return "no ratio to a peer"
-    told = [f"geometric mean of peer / ours {_mean_and_worst(known)}"]
+    means = [f"geometric mean of peer / ours {_mean_and_worst(known)}"]
     for label in dict.fromkeys(row.label for one in found for row in one.rest):
         ratios = {one.name: ratio for one in found if (ratio := one.ratio_of(label)) is not None}
-        told += [f"of peer / {label} {_mean_and_worst(ratios)}"] if ratios else []
-    return "\n".join(told)
+        means += [f"of peer / {label} {_mean_and_worst(ratios)}"] if ratios else []
+    return "\n".join(means)
 
 
 def _mean_and_worst(ratios: Mapping[str, float]) -> str:

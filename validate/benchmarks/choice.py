@@ -394,10 +394,10 @@ def row_of(way: str, op: Op, times: Times, role: str, predicted_s: float | None 
 def lines(found: Sequence[Chosen]) -> list[str]:
     """Describes how often each way was chosen and fastest, the errors of prices, and the worst choices."""
     ways = dict.fromkeys(way for one in found for way in one.times)
-    told = []
+    texts = []
     for way in ways:
         off = [one.predicted_s[way] / one.times[way].median_s - 1.0 for one in found if way in one.times]
-        told.append(
+        texts.append(
             f"{way}: chosen {sum(one.way == way for one in found)} times, fastest "
             f"{sum(one.best == way for one in found if one.times)} times of {len(off)}; "
             f"prices off by {100 * statistics.median(map(abs, off)):.1f} %"
@@ -406,5 +406,5 @@ def lines(found: Sequence[Chosen]) -> list[str]:
     for one in worst[:5]:
         took, best = (cases.micro(one.times[way]) for way in (one.way, one.best))
         text = shape_text(one.case.ops[one.way])
-        told.append(f"{text}: {one.way} {took} us, {one.best} {best} us")
-    return told
+        texts.append(f"{text}: {one.way} {took} us, {one.best} {best} us")
+    return texts

@@ -112,9 +112,9 @@ def calibrate_card(
         if not measuring.goes_on:
             partial_of(target).unlink(missing_ok=True)
         raise InputError(f"--on cuda: nothing could be measured; {failed[0] if failed else 'no time'}")
-    costs, told = _overheads(measuring.floor, card, progress, graphs=table.keys() >= card_nodes.KINDS)
+    costs, verb_notes = _overheads(measuring.floor, card, progress, graphs=table.keys() >= card_nodes.KINDS)
     profile = profile_of(device, points, _birth(card, points, reached), costs, failed, left_out, quick)
-    notes = (*profile.notes, memory, *told)
+    notes = (*profile.notes, memory, *verb_notes)
     profile = replace(profile, notes=notes, contention=_contention(target, device))
     # The profile of the measurements so far is safe even if the rest fails.
     write_whole(profile, points, target)
@@ -131,19 +131,19 @@ def _overheads(
 ) -> tuple[dict[str, float], list[str]]:
     """Measures the costs of verbs and, if `graphs`, of kernels in graphs; returns also notes. It runs last:
     other processes have ended by then, and the host's pace is well known."""
-    costs, told = dict[str, float](), list[str]()
+    costs, notes = dict[str, float](), list[str]()
     progress("the host, and kernels in graphs", 0, 1)
     try:
         costs |= card_host.host_costs()
         if graphs:
             found = card_nodes.node_costs_here(floor, card)
             costs["in_graph_s"] = card_nodes.node_cost(found)
-            told.append(card_nodes.profile_note(found))
+            notes.append(card_nodes.profile_note(found))
     except card_measure.FAILURES as error:
         missing = "in_graph_s" if costs else "what verbs cost"
-        told.append(f"{missing} could not be measured: {one_line(error)}")
+        notes.append(f"{missing} could not be measured: {one_line(error)}")
         card_measure.go_on()
-    return costs, told
+    return costs, notes
 
 
 def _shared_use(
@@ -160,9 +160,9 @@ def _shared_use(
         return card_sharing.shared_use_here(profile, quick=quick, end_s=end_s, say=say)
     except card_measure.FAILURES as error:
         kept = " (they are those of the profile before)" if profile.contention else ""
-        told = f"constants of contention could not be measured{kept}: {one_line(error)}"
+        note = f"constants of contention could not be measured{kept}: {one_line(error)}"
         card_measure.go_on()
-        return profile.contention, [told]
+        return profile.contention, [note]
 
 
 def _contention(target: Path, device: str) -> SharedUse | None:

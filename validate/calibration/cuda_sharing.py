@@ -61,17 +61,17 @@ def shared_use_here(
 ) -> tuple[SharedUse, list[str]]:
     """Returns the constants of this card, from the prices and verbs of the new profile, and notes. No case
     begins after `end_s` (time.perf_counter). Raises ValueError if measurements do not determine constants."""
-    rows, told = rows_here(profile, cases(quick=quick), end_s, say)
+    rows, notes = rows_here(profile, cases(quick=quick), end_s, say)
     try:
         found = fitted(rows, profile)
     except ValueError as error:
-        raise ValueError("; ".join([str(error), *told])) from None
+        raise ValueError("; ".join([str(error), *notes])) from None
     if found.bandwidth_share == most_reach(load_device(profile.device), profile):
-        told = [
-            *told,
+        notes = [
+            *notes,
             "contention: bandwidth_share is what reading alone reaches, more than which none can be",
         ]
-    return found, told
+    return found, notes
 
 
 def rows_here(

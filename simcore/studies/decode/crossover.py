@@ -35,14 +35,14 @@ def crossovers(
     found: list[Crossover] = []
     speculative = [case for case in fitting if case.hits is not None and rival_of(bench, case) is not None]
     for axis in bench.scenario.crossover:
-        told = partial(progress, f"crossovers in {axis}:")
+        report_progress = partial(progress, f"crossovers in {axis}:")
         if axis == "link_latency_s":
-            found += _in_latency(bench, speculative, told)
+            found += _in_latency(bench, speculative, report_progress)
             continue
         search = {"context_tokens": _over_context, "hit_rate": _over_rate}[axis]
         for done, crossover in enumerate(search(bench, speculative), 1):
             found.append(crossover)
-            told(done, len(speculative))
+            report_progress(done, len(speculative))
     return found
 
 

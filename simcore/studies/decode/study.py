@@ -147,8 +147,8 @@ def _speculation_rows(bench: Bench, case: Case) -> Iterator[Row]:
     # Each kernel is priced by its own measurements, and at long contexts the speculative one may be faster:
     # its extra work takes time then too, but less than the difference between the kernels.
     faster = extra_s < 0.0
-    told = "per layer; the speculative kernel is priced below the plain one" if faster else "per layer"
-    yield Row(axes, "verification_s", None if faster else extra_s, "s", source=told)
+    how = "per layer; the speculative kernel is priced below the plain one" if faster else "per layer"
+    yield Row(axes, "verification_s", None if faster else extra_s, "s", source=how)
     row = case.hits.published
     if row is not None:
         source = f"ALSpec tables, {row.task} at threshold {row.threshold:g}"

@@ -320,24 +320,24 @@ def _why(best: Found, other: Found) -> str:
 
 def notes(bench: Bench, found: Sequence[Found]) -> list[str]:
     """Returns the notes that a reader of the figures needs."""
-    told = ["figures are means over replicas; requests and levels over time are those of the first one"]
+    lines = ["figures are means over replicas; requests and levels over time are those of the first one"]
     rooms = {one.case.axes.label: one for one in found}
     for name, one in rooms.items():
         several = len({*one.rooms}) > 1
         of = [f"{group.name}, " for group in bench.fleet] if several else [""]
-        told += [f"{each}{name}: {room} a server" for each, room in zip(of, one.rooms, strict=False)]
-    told += [_by_group(bench, one) for one in found if len(bench.fleet) > 1]
+        lines += [f"{each}{name}: {room} a server" for each, room in zip(of, one.rooms, strict=False)]
+    lines += [_by_group(bench, one) for one in found if len(bench.fleet) > 1]
     for one in found:
         share = one.value("prefix_hit_share") if "prefix_hit_share" in one.replicas[0] else None
         if share is not None:
-            told.append(
+            lines.append(
                 f"{_load(one.case)}, {one.case.axes.label}: {share:.1%} of the prompt tokens come from"
                 " the cache and are not computed"
             )
-    told += _autoscaled(found)
+    lines += _autoscaled(found)
     if bench.scenario.replicas == 1:
-        told.append("one replica: no interval says how far chance goes; set replicas")
-    return told
+        lines.append("one replica: no interval says how far chance goes; set replicas")
+    return lines
 
 
 def _by_group(bench: Bench, one: Found) -> str:
@@ -389,7 +389,7 @@ def _beyond_memory(bench: Bench, found: Sequence[Found]) -> list[str]:
     """Returns a warning if a scenario gives a server more KV blocks than the device's memory holds."""
     if bench.scenario.kv_blocks is None:
         return []
-    told: dict[str, None] = {}
+    lines: dict[str, None] = {}
     for place, own in enumerate(bench.benches):
         needed = [
             (one.rooms[place].kv_tokens * model.kv_bytes_per_token + model.weight_bytes, part.axes.label)
@@ -401,37 +401,37 @@ def _beyond_memory(bench: Bench, found: Sequence[Found]) -> list[str]:
         have = own.hardware.memory_bytes
         if most > have:
             text = f"they and the weights take {most / 1e9:,.0f} GB, and {own.hardware.name} has"
-            told[f"kv_blocks: {name}: {text} {have / 1e9:.0f}"] = None
-    return list(told)
+            lines[f"kv_blocks: {name}: {text} {have / 1e9:.0f}"] = None
+    return list(lines)
 
 
 def warnings(bench: Bench, found: Sequence[Found], shares: Mapping[str, float]) -> list[str]:
     """Returns warnings: rejected requests, recomputed work, unmeasured prices, unreliable figures."""
-    told = []
+    lines = []
     for one in found:
         name, place = one.case.axes.label, _load(one.case)
         turned_away = one.value("rejected")
         if turned_away:
             of = one.case.axes.requests
-            told.append(f"{place}, {name}: {turned_away:.0f} of {of:,} requests fit on no server: rejected")
+            lines.append(f"{place}, {name}: {turned_away:.0f} of {of:,} requests fit on no server: rejected")
         again = one.value("preemptions")
         if again and again > 0.01 * one.case.axes.requests:
-            told.append(
+            lines.append(
                 f"{place}, {name}: {again:.0f} preemptions; KV memory is short, and work is done twice"
             )
-    told += certainty.warnings(found, lambda one: f"{_load(one.case)}, {one.case.axes.label}")
-    told += certainty.few_of_tenants(found, bench.scenario.slos)
+    lines += certainty.warnings(found, lambda one: f"{_load(one.case)}, {one.case.axes.label}")
+    lines += certainty.few_of_tenants(found, bench.scenario.slos)
     workloads = {id(one.case.point.workload): one.case.point.workload for one in found}
-    told += list(dict.fromkeys(doubt for workload in workloads.values() for doubt in doubts(workload)))
-    told += _beyond_memory(bench, found)
+    lines += list(dict.fromkeys(doubt for workload in workloads.values() for doubt in doubts(workload)))
+    lines += _beyond_memory(bench, found)
     left_out = max(one.left_out for one in found)
     if left_out:
-        told.append(f"{left_out:,} recorded requests without prompt or answer are left out")
-    told += unmeasured(shares, bench.name)
+        lines.append(f"{left_out:,} recorded requests without prompt or answer are left out")
+    lines += unmeasured(shares, bench.name)
     unseen, name = max((one.unseen_gaps, one.case.axes.label) for one in found)
     if unseen > 0.05:
-        told.append(
+        lines.append(
             f"percentiles of ITL leave out {unseen:.0%} of the time between tokens, in which requests stood"
             f" still ({name}); the mean has it in"
         )
-    return told + extrapolated(shares)
+    return lines + extrapolated(shares)

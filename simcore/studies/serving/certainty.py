@@ -97,16 +97,16 @@ def warnings(found: Sequence[Found], name: Callable[[Found], str]) -> list[str]:
         number = f"{len(those)} of {len(found)} cases" if len(found) > 1 else "this case"
         return f"in {number} ({'; '.join([*named, *more])})"
 
-    told = []
+    lines = []
     reasons = dict.fromkeys(
         one.windows[0].whole for one in found if one.windows[0].whole not in ("", AS_ASKED)
     )
     for why in reasons:
         those = [one for one in found if one.windows[0].whole == why]
         text = f"no steady state {cases(those)}: {why}; figures are of the whole run, warm-up and drain in it"
-        told.append(text + (", and goodput is left out" if those[0].windows[0].unrated else ""))
+        lines.append(text + (", and goodput is left out" if those[0].windows[0].unrated else ""))
     if those := [one for one in found if growing(one)]:
-        told.append(
+        lines.append(
             f"requests seem to come faster than they are answered {cases(those)}: more of them wait"
             " in each third of the time that is measured than before, so these figures depend on how long the"
             " run is"
@@ -116,11 +116,11 @@ def warnings(found: Sequence[Found], name: Callable[[Found], str]) -> list[str]:
         weak = [f"p{percent}" for percent in PERCENTILES if requests(least) < needed(percent)]
         number = f"{needed(99):,}"
         number += " in each replica" if len(least.measured) > 1 else ""
-        told.append(
+        lines.append(
             f"too few requests for {' and '.join([', '.join(weak[:-1]), weak[-1]] if weak[1:] else weak)}"
             f" {cases(those)}: p99 rests on {slowest(least)}; {number} that are measured make it firm"
         )
-    return told
+    return lines
 
 
 def few_of_tenants(found: Sequence[Found], tenants: Iterable[str]) -> list[str]:

@@ -446,13 +446,13 @@ def _title(axes: ServingAxes) -> str:
 
 def _counted(simulation: Run, journal: Journal) -> Occupancy:
     """Records the times at which requests enter the machine and are answered."""
-    occupancy, told = Occupancy(simulation.fed_s), journal.answered
+    occupancy, listener = Occupancy(simulation.fed_s), journal.answered
     went = occupancy.went_s.append
 
     def answered(request: Request, at_s: float) -> None:
         went(at_s)
-        if told is not None:
-            told(request, at_s)
+        if listener is not None:
+            listener(request, at_s)
 
     journal.answered = answered
     return occupancy

@@ -21,10 +21,10 @@ def answer(found: Sequence[Found]) -> str:
     winners: dict[str, list[Found]] = {}
     for one in map(_fastest, compared):
         winners.setdefault(one.case.axes.label, []).append(one)
-    told = [_several(label, own, len(compared), found) for label, own in winners.items()]
+    wins = [_several(label, own, len(compared), found) for label, own in winners.items()]
     alone = len(groups) - len(compared)
     more = f" At {alone} more, only one fits into memory." if alone else ""
-    return f"{'; '.join(told)}.{more}"
+    return f"{'; '.join(wins)}.{more}"
 
 
 def standings(found: Sequence[Found]) -> list[Standing]:
@@ -51,22 +51,22 @@ def _fastest(group: Sequence[Found]) -> Found:
 
 
 def _several(label: str, won: Sequence[Found], of: int, found: Sequence[Found]) -> str:
-    told = f"{label} is fastest at {f'all {of}' if len(won) == of else f'{len(won)} of {of}'} points"
+    text = f"{label} is fastest at {f'all {of}' if len(won) == of else f'{len(won)} of {of}'} points"
     known = [gain for one in won if (gain := _gain(one, found)) is not None]
     if known and label != LAZY:
-        told += f", {ranged(known)} times as fast as lazy"
+        text += f", {ranged(known)} times as fast as lazy"
     each = [one.value("total_s") / one.case.generated * 1e3 for one in won]
     same = len({_taken(one) for one in won}) == 1
-    return f"{told}, at {ranged(each)} ms a token{_taken(won[0]) if same else ''}"
+    return f"{text}, at {ranged(each)} ms a token{_taken(won[0]) if same else ''}"
 
 
 def _single(best: Found, found: Sequence[Found]) -> str:
     axes, gain = best.case.axes, _gain(best, found)
-    told = f"{axes.label} is fastest: {best.value('total_s') / best.case.generated * 1e3:.3g} ms a token"
+    text = f"{axes.label} is fastest: {best.value('total_s') / best.case.generated * 1e3:.3g} ms a token"
     if gain is not None and axes.label != LAZY:
-        told += f", {gain:.3g} times as fast as lazy"
+        text += f", {gain:.3g} times as fast as lazy"
     return (
-        f"{told}, over {axes.tokens:,} tokens of {axes.layers} layers, {axes.channels} channels, batch"
+        f"{text}, over {axes.tokens:,} tokens of {axes.layers} layers, {axes.channels} channels, batch"
         f" {axes.batch}{_taken(best)}."
     )
 
@@ -86,11 +86,11 @@ def in_words(choice: Choice) -> str:
     >>> in_words(((1, "conv"), (2, "fft"), (4, "fft")))
     'conv of side 1, fft from 2 to 4'
     """
-    told = []
+    spans = []
     for name, first, last in ranges(choice):
         span = f"of side {first}" if first == last else f"from {first} to {last}"
-        told.append(f"{name} {span}")
-    return ", ".join(told)
+        spans.append(f"{name} {span}")
+    return ", ".join(spans)
 
 
 def _gain(one: Found, found: Sequence[Found]) -> float | None:
@@ -107,7 +107,7 @@ def _by_point(found: Sequence[Found]) -> Mapping[tuple[int, ...], list[Found]]:
 
 def notes(bench: Bench, found: Sequence[Found]) -> list[str]:
     """Returns the assumptions of the figures, and Hybrid's choices at each point."""
-    told = [] if bench.device.measured else _assumptions(bench, found)
+    lines = [] if bench.device.measured else _assumptions(bench, found)
     chosen: dict[str, list[str]] = {}
     for one in found:
         strategy, axes = one.case.strategy, one.case.axes
@@ -116,8 +116,8 @@ def notes(bench: Bench, found: Sequence[Found]) -> list[str]:
             chosen.setdefault(f"{axes.label} takes {in_words(one.tiles)}", []).append(where)
     for choice, places in chosen.items():
         more = f" and {len(places) - 1} other points" if len(places) > 1 else ""
-        told.append(f"{choice} (at {places[0]}{more})")
-    return told
+        lines.append(f"{choice} (at {places[0]}{more})")
+    return lines
 
 
 def _assumptions(bench: Bench, found: Sequence[Found]) -> list[str]:
@@ -155,7 +155,7 @@ def warnings(bench: Bench, shares: Mapping[str, float]) -> list[str]:
     """Returns warnings about unmeasured and extrapolated prices."""
     if bench.device.measured:
         return []
-    told, far = unmeasured(shares, bench.device.name), shares.get("extrapolated", 0.0)
+    lines, far = unmeasured(shares, bench.device.name), shares.get("extrapolated", 0.0)
     if far > MOST_EXTRAPOLATED:
-        told.append(f"{far:.0%} of the device time is from extrapolated prices")
-    return told
+        lines.append(f"{far:.0%} of the device time is from extrapolated prices")
+    return lines

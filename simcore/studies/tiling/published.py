@@ -66,10 +66,10 @@ def inside(lines: Sequence[Mapping[str, Any]]) -> list[str]:
         within = sum(line["error_pct"] == 0.0 for line in own)
         values = [line["predicted"] for line in own]
         low, high = own[0]["reference_low"], own[0]["reference_high"]
-        told = f"{source[0]}: {min(values):.3g} to {max(values):.3g} predicted, median {median(values):.3g}"
+        text = f"{source[0]}: {min(values):.3g} to {max(values):.3g} predicted, median {median(values):.3g}"
         if low < high:
-            told += f"; {within} of {len(own)} are inside the published {low:g} to {high:g}"
+            text += f"; {within} of {len(own)} are inside the published {low:g} to {high:g}"
         else:
-            told += f"; published is {low:g}"
-        found.append(f"{told} ({source[1]})")
+            text += f"; published is {low:g}"
+        found.append(f"{text} ({source[1]})")
     return found

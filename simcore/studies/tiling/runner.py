@@ -239,9 +239,9 @@ def _program(case: Case, model: LongConvolution, ended_s: list[float], m: Any) -
 
 def _check_sum(case: Case, by_kind: Mapping[str, float], trace: Trace) -> None:
     busy_s = float(trace.rows.table()["work_s"].sum())
-    told_s = sum(by_kind.values())
-    if abs(busy_s - told_s) > ROUNDING * max(busy_s, told_s):
-        raise LawError(f"{LAW}: {case.axes.label}: {told_s} s of {busy_s} s")
+    sum_s = sum(by_kind.values())
+    if abs(busy_s - sum_s) > ROUNDING * max(busy_s, sum_s):
+        raise LawError(f"{LAW}: {case.axes.label}: {sum_s} s of {busy_s} s")
 
 
 def _measured_by_kind(trace: Trace) -> dict[str, float]:

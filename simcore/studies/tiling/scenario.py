@@ -69,8 +69,8 @@ class TilingScenario(OnDevices):
             raise FieldError("prompt_tokens", f"is {self.prompt_tokens:,}; {least}")
         for i, strategy in enumerate(self.strategies):
             if self.prompt_tokens and isinstance(strategy, Generic | Relaxed):
-                told = f"{strategy.kind} takes no prompt: prompt_tokens: 0 is needed"
-                raise FieldError(f"strategies[{i}]", told)
+                reason = f"{strategy.kind} takes no prompt: prompt_tokens: 0 is needed"
+                raise FieldError(f"strategies[{i}]", reason)
         runs = sum(map(count, self.strategies)) * count(self.model) * len(self.batch) * len(self.tokens)
         if runs > MOST_RUNS:
             raise FieldError(
