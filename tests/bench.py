@@ -218,11 +218,11 @@ def compare(revision: str, repeats: int) -> None:
                 ours_s = [took.wall_s for took in twice(ROOT, [str(path)])]
                 theirs_s = [took.wall_s for took in twice(other, [str(theirs)])]
                 ratios.append((ours_s[0] / theirs_s[0], ours_s[1] / theirs_s[1]))
-            told = [
+            times = [
                 f"{median(found):.3f} ({min(found):.3f} to {max(found):.3f})"
                 for found in zip(*ratios, strict=True)
             ]
-            print(f"{title:<32} {told[0]}   {told[1]}", flush=True)
+            print(f"{title:<32} {times[0]}   {times[1]}", flush=True)
 
 
 def main() -> None:

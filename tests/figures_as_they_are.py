@@ -345,8 +345,8 @@ def lines(name: str) -> Iterator[Line]:
     yield from ([kind, text] for kind, found in texts.items() for text in found)
     yield from (["source", source, share] for source, share in sorted(outcome.sources.items()))
     for axes, rows in groupby(outcome.rows, lambda row: row.axes):
-        told = [f"{key}={value}" for key, value in asdict(axes).items() if value not in (None, "")]
-        yield ["case", ", ".join(told)]
+        settings = [f"{key}={value}" for key, value in asdict(axes).items() if value not in (None, "")]
+        yield ["case", ", ".join(settings)]
         for row in rows:
             yield [row.metric, row.value, row.low, row.high, row.unit, row.source, row.op_kind]
     for one in compared:
@@ -383,7 +383,7 @@ def _priced(device: str, ranks: int, price: Pricer, bench: Bench) -> Iterator[Li
             yield [op.name, found.seconds, found.low_s, found.high_s, found.source]
 
 
-def told(name: str) -> list[Line]:
+def lines_now(name: str) -> list[Line]:
     """All lines of a file."""
     return list(prices() if name == "prices" else lines(name))
 
@@ -437,7 +437,7 @@ def main() -> int:
     given = parser.parse_args()
     differ = 0
     for name in given.names:
-        found = told(name)
+        found = lines_now(name)
         if given.write:
             (FOLDER / f"{name}.jsonl").write_text(as_text(found), encoding="utf-8")
             continue

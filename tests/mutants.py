@@ -666,19 +666,19 @@ def _portions(path: str, names: set[str], seconds: dict[str, float]) -> list[lis
 
 def run_tests(tree: Path, names: list[str], seconds: dict[str, float], limit_s: float) -> tuple[str, int]:
     """(the test that failed or "", how many ran) of tests in a tree."""
-    told, out = tree.parent / "told.json", tree.parent / "out.txt"
-    told.unlink(missing_ok=True)
+    results, out = tree.parent / "results.json", tree.parent / "out.txt"
+    results.unlink(missing_ok=True)
 
     def work() -> None:
         chosen = _Chosen(names, seconds, time.monotonic() + limit_s)
         files = sorted({name.split("::")[0] for name in names})
         _pytest(["-x", *files], chosen)
-        told.write_text(json.dumps([chosen.failed, chosen.ran]))
+        results.write_text(json.dumps([chosen.failed, chosen.ran]))
 
     _in_child(tree, out, limit_s + 60.0, work)
-    if not told.exists():
+    if not results.exists():
         return "all of it (ended without a result)", 0
-    failed, ran = json.loads(told.read_text())
+    failed, ran = json.loads(results.read_text())
     return failed, ran
 
 

@@ -141,8 +141,8 @@ def rate(asked: Asked, plan: Plan) -> tuple[bool, str]:
     likely = next(one.likely for group in plan.found.groups for one in group if one.best is best)
     sure, off = (value / (edge / 1.005) - 1.0 for value in (best.value, likely or best.value))
     effort = f"requests 1/{MANY * GRID * requests / plan.requests:.1f} of a grid's of {requests:,}"
-    told = f"plan {best.value:.4g}/s for sure, {sure:+.1%}, {likely or 0.0:.4g}/s by means, {off:+.1%}"
-    return abs(off) <= 0.03 and sure <= 0.01, f"{told}; {effort}"
+    text = f"plan {best.value:.4g}/s for sure, {sure:+.1%}, {likely or 0.0:.4g}/s by means, {off:+.1%}"
+    return abs(off) <= 0.03 and sure <= 0.01, f"{text}; {effort}"
 
 
 def erlang(random: Random) -> tuple[dict[str, Any], int]:
@@ -219,10 +219,10 @@ def answered(question: str, random: Random) -> tuple[bool, str]:
             right, words = best == servers, f"plan {best}, Erlang {servers}"
         else:
             right, words = (devices if question == "devices" else rate)(asked, plan)
-    told = (
+    text = (
         "" if right or question == "servers" else f"\n    {document['model']} {document['slo']} {plan.answer}"
     )
-    return right, f"{took_s:5.1f} s {words}{told}"
+    return right, f"{took_s:5.1f} s {words}{text}"
 
 
 if __name__ == "__main__":

@@ -14,9 +14,9 @@ def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What torch's allocator is told, with nothing said by the user."""
     for name in SETTINGS:
         monkeypatch.delenv(name, raising=False)
-    told: list[str] = []
-    monkeypatch.setattr(torch._C, "_accelerator_setAllocatorSettings", told.append, raising=False)
-    return told
+    settings: list[str] = []
+    monkeypatch.setattr(torch._C, "_accelerator_setAllocatorSettings", settings.append, raising=False)
+    return settings
 
 
 def test_memory_comes_in_segments(said: list[str]) -> None:

@@ -354,7 +354,7 @@ class RingModel:
     def ends(self, tokens: int) -> list[float]:
         r, now, g, ends = self.ring, 0.0, 0, []
         for token in range(tokens):
-            told = now
+            known_s = now
             start = max(now, self.free[g]) + r.first
             for layer in count():
                 verified = start + r.attention
@@ -362,11 +362,11 @@ class RingModel:
                 if self.hits(token, layer):
                     self.free[g] = self.idle[g] = verified
                     g = (g + 1) % r.groups
-                    told = max(told, self.idle[g])
-                    x = self.receive(g, start + r.early, told)
+                    known_s = max(known_s, self.idle[g])
+                    x = self.receive(g, start + r.early, known_s)
                 else:
-                    self.mislead(g, layer, start, told, verified)
-                    x = told = self.free[g] = verified
+                    self.mislead(g, layer, start, known_s, verified)
+                    x = known_s = self.free[g] = verified
                 if final:
                     now = max(x + r.last, verified)
                     self.free[g], self.idle[g] = x + r.last, now
@@ -375,16 +375,16 @@ class RingModel:
             ends.append(now)
         return ends
 
-    def mislead(self, g: int, layer: int, start: float, told: float, verified: float) -> None:
+    def mislead(self, g: int, layer: int, start: float, known_s: float, verified: float) -> None:
         """What the other groups make of a layer that will be found to have missed."""
         r = self.ring
         for k in range(1, r.groups + 1):
             group = (g + k) % r.groups
-            told = max(told, self.idle[group]) if k < r.groups else verified
-            if told >= verified:
+            known_s = max(known_s, self.idle[group]) if k < r.groups else verified
+            if known_s >= verified:
                 self.void[group].append(start + r.early)
                 return
-            x = self.receive(group, start + r.early, told)
+            x = self.receive(group, start + r.early, known_s)
             self.idle[group] = verified
             if layer + k == self.layers:
                 self.free[group] = x + r.last

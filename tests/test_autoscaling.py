@@ -281,7 +281,7 @@ class OnTheClock:
     def __init__(self, by: Any, servers: int, load: Load) -> None:
         self.due: list[tuple[float, int, Callable[[], object]]] = []
         self.number, self.load = count(), load
-        self.told, self.open_ = [False] * servers, [0] * servers
+        self.stopped, self.open_ = [False] * servers, [0] * servers
         self.scaler = Scaler(self, by, range(servers), least_loaded)  # type: ignore[arg-type]
         self.programs = [
             self.scaler.program(SimpleNamespace(rank=rank), partial(self.serve, rank))
@@ -290,9 +290,9 @@ class OnTheClock:
         self.requests = [Request(i, at_s, 9, 2, 2) for i, at_s in enumerate(load.times_s)]
 
     def serve(self, rank: int) -> Any:
-        while self.open_[rank] or not self.told[rank]:
+        while self.open_[rank] or not self.stopped[rank]:
             yield
-        self.told[rank] = False
+        self.stopped[rank] = False
 
     def at(self, at_s: float, do: Callable[[], object]) -> None:
         heappush(self.due, (at_s, next(self.number), do))
@@ -316,7 +316,7 @@ class OnTheClock:
                 ends_s = item.arrival_s + self.load.stays_s[item.id]
                 self.at(ends_s, partial(self.answer, item, ends_s))
             else:
-                self.told[rank] = True
+                self.stopped[rank] = True
             next(self.programs[rank], None)
 
     def answer(self, request: Request, at_s: float) -> None:

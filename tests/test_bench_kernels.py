@@ -408,7 +408,7 @@ def test_absent_peers_are_named() -> None:
 # -- the command ---------------------------------------------------------------------------------------------
 
 
-def told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *words: str) -> str:
+def error_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *words: str) -> str:
     """The one line that the program ends with."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(sys, "argv", ["kernels", *words])
@@ -434,7 +434,7 @@ def told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *w
 def test_what_cannot_be_is_one_line(
     words: tuple[str, ...], says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert says in told(monkeypatch, capsys, *words)
+    assert says in error_line(monkeypatch, capsys, *words)
 
 
 def test_parts_are_in_the_order_that_is_asked_for() -> None:
@@ -455,15 +455,15 @@ def test_lengths_are_drawn_alike_at_every_call(case: cases.Case) -> None:
 
 
 def test_a_planned_peer_is_told_each_sequences_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[Any] = []
-    wrapper = SimpleNamespace(plan=lambda *given, **_: told.extend(given))
+    planned: list[Any] = []
+    wrapper = SimpleNamespace(plan=lambda *given, **_: planned.extend(given))
     monkeypatch.setattr(peers, "_flashinfer_space", lambda: None)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     tensor = partial(torch.tensor, device="cpu")
     monkeypatch.setattr(torch, "tensor", lambda data, dtype, device: tensor(data, dtype=dtype))
     case = cases.Case(3, 4, 2, 64, drawn="uniform")
     peers._planned(lambda *_, **__: wrapper, case, 16, for_graphs=False)
-    first, pages, last = (x.tolist() for x in told[:3])
+    first, pages, last = (x.tolist() for x in planned[:3])
     assert all(1 <= tokens <= 16 for tokens in last)
     for i, length in enumerate(case.lengths):
         own = pages[first[i] : first[i + 1]]
@@ -491,6 +491,6 @@ def test_another_way_of_ours_has_a_line_of_its_own() -> None:
         implementation="ours, dealt evenly",
         times=replace(found.ours.times, median_s=0.5 * best_s),
     )
-    told = cases.summary([replace(found, rest=[rest])])
-    assert told.splitlines()[-1] == f"of peer / dealt evenly 2.000; worst 2.000 at {ANCHORS[0]}"
+    text = cases.summary([replace(found, rest=[rest])])
+    assert text.splitlines()[-1] == f"of peer / dealt evenly 2.000; worst 2.000 at {ANCHORS[0]}"
     assert "dealt evenly" in "\n".join(cases.table([replace(found, rest=[rest])], 3e12))

@@ -258,7 +258,7 @@ def test_a_combination_that_cannot_be_is_left_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("more", "told"),
+    ("more", "says"),
     [
         ({"over": None}, "over: is missing; question break_even needs it"),
         ({"between": [2, 2]}, "between: is [2, 2]; first < last is needed"),
@@ -282,10 +282,10 @@ def test_a_combination_that_cannot_be_is_left_out(tmp_path: Path) -> None:
         ({"base": {**DECODE, "study": "decod"}}, "study: is 'decod'; one of decode"),
     ],
 )
-def test_what_cannot_be_asked_is_one_line(more: Any, told: str, tmp_path: Path) -> None:
+def test_what_cannot_be_asked_is_one_line(more: Any, says: str, tmp_path: Path) -> None:
     plan = {"base": DECODE, "question": "break_even", "over": "batch", "between": [1, 4], **more}
     (tmp_path / "plan.yaml").write_text(yaml.safe_dump({k: v for k, v in plan.items() if v is not None}))
     with pytest.raises(InputError) as error:
         run(load_plan(tmp_path / "plan.yaml"), jobs=1, progress=silent)
-    assert told in str(error.value)
+    assert says in str(error.value)
     assert "\n" not in str(error.value)

@@ -260,7 +260,7 @@ def of_bases(**own: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("more", "told"),
+    ("more", "says"),
     [
         ({"base": LCSM}, "base: is given beside bases; only one of them is allowed"),
         ({"bases": None, "metric": None, "fields": None}, "base: is missing; a scenario is needed, or bases"),
@@ -303,8 +303,8 @@ def of_bases(**own: Any) -> dict[str, Any]:
     ],
 )
 @pytest.mark.usefixtures("formulas")
-def test_what_cannot_be_asked_is_one_line(more: Any, told: str, tmp_path: Path) -> None:
+def test_what_cannot_be_asked_is_one_line(more: Any, says: str, tmp_path: Path) -> None:
     with pytest.raises(InputError) as error:
         answered(tmp_path, **more)
-    assert told in str(error.value)
+    assert says in str(error.value)
     assert "\n" not in str(error.value)

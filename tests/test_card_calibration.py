@@ -241,7 +241,7 @@ def test_how_graphs_share_the_card_is_measured_or_noted(
     calibrate_card(target, True, quiet, table=table, within_s=60.0)
     if before is not None:
         write_shared_use(before, target)
-    found, begun_s, told = (
+    found, begun_s, seen = (
         SharedUse(4e-6, 0.0, 0.95, 3, 3, 2.0, "NVIDIA H200", "2026-11-23"),
         time.perf_counter(),
         list[str](),
@@ -265,9 +265,9 @@ def test_how_graphs_share_the_card_is_measured_or_noted(
     monkeypatch.setattr(card_sharing, "ops", lambda *, quick: grid({"sample"}, quick=quick)[:1])
     monkeypatch.setattr(card_sharing, "shared_use_here", here)
     _, profile = calibrate_card(
-        target, True, lambda text, done, of: told.append(f"{text} {done} of {of}"), table=table, within_s=60.0
+        target, True, lambda text, done, of: seen.append(f"{text} {done} of {of}"), table=table, within_s=60.0
     )
-    assert told[-2:] == ["graphs beside each other: case 0 of 5", "a case: case 1 of 5"]
+    assert seen[-2:] == ["graphs beside each other: case 0 of 5", "a case: case 1 of 5"]
     noted = [note for note in profile.notes if "contention" in note]
     if error is None:
         assert profile.contention == found
@@ -939,9 +939,9 @@ def test_programs_say_what_is_wrong_in_one_line(
         with pytest.raises(SystemExit) as ended:
             run_program(main)
         assert ended.value.code == code
-        told = capsys.readouterr().err
-        assert told.startswith(said)
-        assert told.count("\n") == bool(said)
+        printed = capsys.readouterr().err
+        assert printed.startswith(said)
+        assert printed.count("\n") == bool(said)
 
 
 @pytest.mark.parametrize(
@@ -989,9 +989,9 @@ def test_a_profile_whose_smaller_tiles_left_the_cache_is_not_read(tmp_path: Path
     points = [a_point(op) for op in (ops[0], ops[-1])]
     born = replace(profile_born(), points=len(points))
     for caches, contradicts in (((STAY, COLD), False), ((COLD, STAY), True)):
-        told = [replace(point, cache=cache) for point, cache in zip(points, caches, strict=True)]
+        changed = [replace(point, cache=cache) for point, cache in zip(points, caches, strict=True)]
         folder = tmp_path / caches[0]
-        write_whole(profile_of("h200-sxm", told, born, {}, []), told, folder)
+        write_whole(profile_of("h200-sxm", changed, born, {}, []), changed, folder)
         with pytest.raises(InputError, match="tile_conv: cache: ") if contradicts else nullcontext():
             load_profile("h200-sxm", str(folder))
 

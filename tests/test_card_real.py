@@ -233,7 +233,7 @@ def test_a_climb_on_a_card_measures_ops_one_by_one(tmp_path: Path, monkeypatch: 
         measured[op] = 2.0 * price(op).seconds
         return alone(op, measured[op])
 
-    told: list[Isolated] = []
+    measured_alone: list[Isolated] = []
 
     def costs(self: RealCard, case: str) -> dict[str, float]:
         return {"wait_s": 0.3 if "batch=1" in case else 0.6}
@@ -244,7 +244,7 @@ def test_a_climb_on_a_card_measures_ops_one_by_one(tmp_path: Path, monkeypatch: 
     def by_one(traces: list[Trace], price: Any, floor: Any, progress: Any) -> Any:
         card: Any = SimpleNamespace(l2_bytes=1 << 20)
         found = measure_alone(traces, floor, card, progress, measure=measure)
-        told.append(found)
+        measured_alone.append(found)
         return OpTimes(found.op_points(price, "cpu"), found.prices(price), list(found.warnings()))
 
     bounds = Bounds({"fp32": 1e-2}, 1.0, 1.0, 1.0)
@@ -276,10 +276,10 @@ def test_a_climb_on_a_card_measures_ops_one_by_one(tmp_path: Path, monkeypatch: 
     assert any("rotary" in warning and "no such layout" in warning for warning in found.outcome.warnings)
     # A shape that prices were fitted to is not held out.
     shapes = {shape_of(op) for op in measured if op.kind == "norm"}
-    points = told[0].op_points(price, "cpu", shapes)
+    points = measured_alone[0].op_points(price, "cpu", shapes)
     assert {point.op.kind for point in points if not point.held_out} == {"norm"}
     # What was measured one by one is what a replay is charged.
-    again = told[0].prices(price)
+    again = measured_alone[0].prices(price)
     assert all(again(op).seconds == pytest.approx(seconds) for op, seconds in measured.items())
 
 

@@ -362,8 +362,8 @@ def test_a_report_is_built_again(here: Path, capsys: pytest.CaptureFixture[str])
     assert capsys.readouterr().err == ""
     (here / "run/summary.json").unlink()
     assert call("report", "run") == 0
-    told = capsys.readouterr().err
-    assert told == "note: run: without summary.json; the report has only what the rest says\n"
+    printed = capsys.readouterr().err
+    assert printed == "note: run: without summary.json; the report has only what the rest says\n"
 
 
 @pytest.mark.parametrize("given", ["0", "x", "-3", "1.5", "", "٣", "9" * 5000])
@@ -381,11 +381,11 @@ def test_a_whole_number_with_a_point_is_told_without(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["run", "scenarios/quickstart.yaml", "--out", str(tmp_path / "run"), "--set"]
-    for given, told in (("1e3", ": 1000"), ("1e300", ""), ("2.5", "")):
+    for given, example in (("1e3", ": 1000"), ("1e300", ""), ("2.5", "")):
         with pytest.raises(SystemExit) as ended:
             main([*words, f"workload.requests={given}"])
         assert ended.value.code == 2
-        assert capsys.readouterr().err.endswith(f"; a whole number is needed{told}\n")
+        assert capsys.readouterr().err.endswith(f"; a whole number is needed{example}\n")
     assert not (tmp_path / "run").exists()
 
 

@@ -62,29 +62,29 @@ def test_the_schema_of_a_run_is_that_of_its_tables(name: str, tmp_path: Path) ->
     result = simcore.run(RUNS[name], jobs=1)
     study = result.scenario.study
     rundir.write(tmp_path, study, resolved(result.scenario), result.outcome, [], {})
-    told = json.loads((tmp_path / "schema.json").read_text())
-    assert told["study"] == study
-    assert told["columns"].keys() == {"results.csv", *(path.name for path in tmp_path.glob("*.parquet"))}
-    for columns in told["columns"].values():
+    schema = json.loads((tmp_path / "schema.json").read_text())
+    assert schema["study"] == study
+    assert schema["columns"].keys() == {"results.csv", *(path.name for path in tmp_path.glob("*.parquet"))}
+    for columns in schema["columns"].values():
         assert all(column["meaning"] for column in columns)
     with (tmp_path / "results.csv").open(newline="") as file:
         head, *lines = csv.reader(file)
-    assert [column["name"] for column in told["columns"]["results.csv"]] == head
-    for column, values in zip(told["columns"]["results.csv"], zip(*lines, strict=True), strict=True):
+    assert [column["name"] for column in schema["columns"]["results.csv"]] == head
+    for column, values in zip(schema["columns"]["results.csv"], zip(*lines, strict=True), strict=True):
         for value in filter(None, values):
             READ[column["type"]](value)
     for file in tmp_path.glob("*.parquet"):
         found = [(field.name, arrow_type(field.type)) for field in parquet.read_schema(file)]
-        columns = told["columns"][file.name]
+        columns = schema["columns"][file.name]
         # Whole numbers of which some are missing are written as numbers.
         assert [column["name"] for column in columns] == [name for name, _ in found]
         for column, (_, kind) in zip(columns, found, strict=True):
             assert column["type"] == kind or (column["type"], kind) == ("integer", "number"), column
     rows = [dict(zip(head, line, strict=True)) for line in lines]
-    assert [(one["name"], one["unit"]) for one in told["metrics"]] == [
+    assert [(one["name"], one["unit"]) for one in schema["metrics"]] == [
         *dict.fromkeys((row["metric"], row["unit"]) for row in rows)
     ]
-    for one in told["metrics"]:
+    for one in schema["metrics"]:
         assert one["meaning"]
         assert one["better"] in ("lower", "higher", None)
 

@@ -20,7 +20,7 @@ from simcore.devices.listing import described, lines
 from simcore.devices.spec import CATALOG, DeviceSpec, device_names, load_device
 from simcore.input.files import InputError, read_yaml, validated
 from simcore.planning.commands import engine_flags, how_to_run, model_name
-from simcore.planning.commands import lines as told
+from simcore.planning.commands import lines as lines_of
 from simcore.planning.plan import run
 from simcore.planning.points import Benches
 from simcore.planning.questions import joules_per_token
@@ -366,7 +366,7 @@ def test_a_device_without_power_has_no_figure_and_no_lowest_energy(
     plan = run(load_plan(written(tmp_path, base=base)), jobs=1, progress=lambda *_: None)
     assert [line["joules_per_output_token"] for line in plan.lines] == [None]
     # Nobody knows whose device it is, so that no engine is refused.
-    assert len([line for line in told(plan.how) if "--port 8000" in line]) == 3
+    assert len([line for line in lines_of(plan.how) if "--port 8000" in line]) == 3
 
 
 # -- power in device files -----------------------------------------------------------------------------------

@@ -161,9 +161,9 @@ def test_rows_in_one_run_only_are_counted_and_named(tmp_path: Path) -> None:
         ("x", "16"),
     }
     assert [each["metric"] for each in found["only_b"]] == ["e2e_mean_s", "queue_mean_s"]
-    told = " ".join(found["notes"])
-    assert "2 figures in A only: y, 8/s; x, 16/s" in told
-    assert "2 figures in B only" in told
+    notes = " ".join(found["notes"])
+    assert "2 figures in A only: y, 8/s; x, 16/s" in notes
+    assert "2 figures in B only" in notes
 
 
 def test_numbers_are_keys_by_value(tmp_path: Path) -> None:
@@ -341,9 +341,9 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 def test_other_studies_and_kinds_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     a = written(tmp_path / "a", [row()])
     b = written(tmp_path / "b", [row(study="decode")], {**SCENARIO, "study": "decode"})
-    told = refused(capsys, "compare", str(a), str(b))
-    assert "is a run of study serving" in told
-    assert "is a run of study decode; two of the same are needed" in told
+    error = refused(capsys, "compare", str(a), str(b))
+    assert "is a run of study serving" in error
+    assert "is a run of study decode; two of the same are needed" in error
     refused(capsys, "compare", str(a), str(b), "--out", str(tmp_path / "new" / "page.html"))
     assert not (tmp_path / "new").exists()
     refused(capsys, "compare", str(a), str(a), "--out", str(a / "results.csv" / "page.html"))
@@ -387,9 +387,9 @@ def test_an_older_directory_is_compared_by_what_it_has(tmp_path: Path) -> None:
         assert by_metric(found)["e2e_mean_s"]["ratio"] == ratio
         assert by_metric(found)["e2e_mean_s"]["verdict"] == "no sure difference"
         assert not found["only_a"]
-        told = " ".join(found["notes"])
-        assert "has no summary.json and provenance.json" in told
-        assert "has no column device and ranks: it is of an older version" in told
+        notes = " ".join(found["notes"])
+        assert "has no summary.json and provenance.json" in notes
+        assert "has no column device and ranks: it is of an older version" in notes
 
 
 # -- what is written ---------------------------------------------------------------------------------------

@@ -189,13 +189,13 @@ def test_the_sources_run_where_a_user_says_so(monkeypatch: pytest.MonkeyPatch) -
 @slow
 @COMPILED_ONLY
 def test_compiled_core_and_sources_leave_the_same_bytes() -> None:
-    told = []
+    printed = []
     for words in ([], ["--compiled"]):
         command = [sys.executable, "-m", "tests.digests", "--count", "60", *words]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-        told.append(done.stdout.split())
-    assert [who for who, _ in told] == ["sources", "compiled"]
-    assert told[0][1] == told[1][1]
+        printed.append(done.stdout.split())
+    assert [who for who, _ in printed] == ["sources", "compiled"]
+    assert printed[0][1] == printed[1][1]
 
 
 @slow

@@ -436,8 +436,8 @@ def test_a_calibrations_cases_run_on_a_card(monkeypatch: pytest.MonkeyPatch) -> 
     said: list[str] = []
     profile = replace(PROFILE, device="h200-sxm")
     asked = card_sharing.cases(quick=True)
-    rows, told = card_sharing.rows_here(profile, asked, math.inf, said.append)
-    assert (len(said), told) == (3, [])
+    rows, notes = card_sharing.rows_here(profile, asked, math.inf, said.append)
+    assert (len(said), notes) == (3, [])
     assert roles(rows, True) == ["alone", "fit", "fit", "fit"]
     with pytest.raises(ValueError, match="no case of shared weights to judge by was measured"):
         card_sharing.fitted(rows, profile)
@@ -687,11 +687,11 @@ def test_cases_that_have_been_measured_count_where_a_later_one_fails(monkeypatch
     monkeypatch.setattr(card_sharing, "measured", fails)
     asked = card_sharing.cases(quick=False)
     profile = replace(PROFILE, device="h200-sxm")
-    rows, told = card_sharing.rows_here(profile, asked, math.inf, lambda text: None)
+    rows, notes = card_sharing.rows_here(profile, asked, math.inf, lambda text: None)
     assert [(row.case.kind, row.case.count) for row in rows] == [
         (each.kind, each.count) for each in asked[:4]
     ]
-    assert told == ["5 of 9 cases of contention were left out: InputError: 32 streams do not fit"]
+    assert notes == ["5 of 9 cases of contention were left out: InputError: 32 streams do not fit"]
 
 
 @pytest.mark.parametrize("method", ["flash_conv", "flash_fft"])

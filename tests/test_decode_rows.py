@@ -474,10 +474,10 @@ def test_communication_inside_ops_that_are_measured_as_a_whole_is_told_by_their_
     assert row.source == "inside non_attention, outside_layers, which the profile has as a whole"
     # One rank has none.
     assert decode_study._communication(replace(AXES, ranks=1), ran).value == 0.0
-    for kind, told in (("all_gather", ""), ("all_gather_matmul", "with the projection")):
+    for kind, source in (("all_gather", ""), ("all_gather_matmul", "with the projection")):
         row = decode_study._communication(AXES, result(1.0, by_kind={kind: 0.5, "matmul": 0.5}))
         assert row.value == 0.5
-        assert row.source[:19] == told
+        assert row.source[:19] == source
 
 
 def test_a_bound_beyond_any_number_has_no_value() -> None:

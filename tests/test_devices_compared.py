@@ -310,7 +310,7 @@ BAD: Mapping[str, tuple[Any, str]] = {
 
 @pytest.mark.parametrize("case", BAD)
 def test_what_no_device_can_be_changed_to_is_refused(case: str) -> None:
-    change, told = BAD[case]
+    change, says = BAD[case]
     with pytest.raises(InputError, match=r"^x: device: ") as raised:
         outcome_of([{"base": "h200-sxm", "change": change}, "h100-sxm"])
-    assert told in str(raised.value)
+    assert says in str(raised.value)

@@ -93,10 +93,10 @@ def test_kv_tokens_are_within_2_percent_of_the_log(row: Row) -> None:
     # Where a log's own line is not at hand: what the figures leave that it printed.
     taken_gib = sum(float(row[name]) for name in ("weights_gib", "peak_gib", "non_torch_gib"))
     kv_gib = float(row["kv_gib"] or SHARE * TOTAL_GIB - taken_gib)
-    told = float(row["kv_tokens"] or 8192 * float(row["concurrency"] or 0))
-    told = told or kv_gib * GIB / model.kv_bytes_per_token
+    published = float(row["kv_tokens"] or 8192 * float(row["concurrency"] or 0))
+    published = published or kv_gib * GIB / model.kv_bytes_per_token
     assert room.kv_tokens % 16 == 0
-    assert room.kv_tokens == pytest.approx(told, rel=0.02)
+    assert room.kv_tokens == pytest.approx(published, rel=0.02)
     # The parts, so that no two errors hide each other.
     assert model.split_weight_bytes / GIB == pytest.approx(float(row["weights_gib"]), rel=0.01)
     assert room.kv_tokens * model.kv_bytes_per_token / GIB == pytest.approx(kv_gib, rel=0.02)

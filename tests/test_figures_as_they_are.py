@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests import figures_as_they_are
-from tests.figures_as_they_are import NAMES, differences, told, written
+from tests.figures_as_they_are import NAMES, differences, lines_now, written
 from tests.thorough import slow
 
 # Of half a second or more, but for serving_flover and tiling_schedules, which are looked at every time.
@@ -19,7 +19,7 @@ SLOW = {
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[slow] * (name in SLOW)) for name in NAMES])
 def test_figures_are_as_they_were(name: str) -> None:
-    found = differences(written(name), told(name))
+    found = differences(written(name), lines_now(name))
     assert not found, "\n".join(found[:10])
 
 

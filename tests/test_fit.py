@@ -338,8 +338,8 @@ def test_checks_tell_how_far_prices_are_off_that_do_not_use_them() -> None:
     plain = measured([row("matmul")], *fits)
     between_s = pricer(CPU, profile=plain)(product(32, "bf16")).seconds
     check = point(32, 1.1 * between_s, "check")
-    ((told, off),) = measured([row("matmul")], *fits, check).errors()
-    assert told == check
+    ((shape, off),) = measured([row("matmul")], *fits, check).errors()
+    assert shape == check
     assert off == pytest.approx(math.log(1.1))
     assert not [*measured([row("matmul"), row("matmul", "n=999")], *fits, check).errors()]
     assert not [*measured([row("matmul", "n=999")], *fits, check).errors()]

@@ -457,8 +457,8 @@ def test_the_command_line_writes_a_run_and_its_report(
     folder = tmp_path / "runs/small/sim"
     page = (folder / "report.html").read_text(encoding="utf-8")
     assert "1 h200-sxm + 1 h100-sxm TP2" in page
-    told = CliRunner().invoke(app, ["export", str(folder), "--out", "bench.json"])
-    assert told.exit_code == 0, told.output
+    result = CliRunner().invoke(app, ["export", str(folder), "--out", "bench.json"])
+    assert result.exit_code == 0, result.output
 
 
 def test_a_tape_has_each_group() -> None:

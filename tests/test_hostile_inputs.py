@@ -63,7 +63,7 @@ def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     return run
 
 
-def told(found: tuple[int, str]) -> str:
+def one_line_of(found: tuple[int, str]) -> str:
     """The one line of bad input."""
     code, err = found
     (line,) = err.splitlines()
@@ -75,8 +75,8 @@ def told(found: tuple[int, str]) -> str:
     return line
 
 
-def ran_or_told(found: tuple[int, str]) -> None:
-    assert found[0] == 0 or told(found)
+def ran_or_refused(found: tuple[int, str]) -> None:
+    assert found[0] == 0 or one_line_of(found)
 
 
 def write(name: str, document: Any) -> str:
@@ -117,7 +117,7 @@ def test_a_spoilt_input_runs_or_is_one_line(
         monkeypatch.chdir(folder)
         before = sorted(folder.rglob("*"))
         found = call(*spoilt.words)
-        ran_or_told(found)
+        ran_or_refused(found)
         if found[0]:
             assert sorted(folder.rglob("*")) == before, spoilt.wrong
 
@@ -149,7 +149,7 @@ def test_a_spoilt_run_directory_gives_a_report_or_one_line(
         _, spoilt = fuzz_inputs.make(31, number, folder, ["rundir"])
         monkeypatch.chdir(folder)
         before = sorted(folder.rglob("*"))
-        ran_or_told(call(*spoilt.words))
+        ran_or_refused(call(*spoilt.words))
         assert set(folder.rglob("*")) - set(before) <= {folder / "bench.json"}
 
 
@@ -269,7 +269,7 @@ def test_what_is_no_plain_file_is_one_line(call: Call, role: str, what: str) -> 
         "trace": lambda: run_words({**fuzz_inputs.SERVING, "workload": load}),
         "published": lambda: run_words({**fuzz_inputs.DECODE, "published": ["./x.csv"]}),
     }.get(role, lambda: run_words({**fuzz_inputs.DECODE, role: f"./{name}"}))()
-    line = told(call(*words))
+    line = one_line_of(call(*words))
     # Arrow reads bytes that are no text, and says so in its own words.
     assert says in line or (what == "Latin-1" and "UTF" in line) or (role, what) == ("trace", "Latin-1")
 
@@ -309,7 +309,7 @@ def test_parquet_of_any_number_of_rows_is_refused_before_it_is_read(call: Call) 
         "kind": "trace", "format": "table", "path": "x.parquet",
         "columns": {"arrival": "when", "prompt": "in", "output": "out"},
     }  # fmt: skip
-    line = told(call(*run_words({**fuzz_inputs.SERVING, "workload": {"arrivals": arrivals}})))
+    line = one_line_of(call(*run_words({**fuzz_inputs.SERVING, "workload": {"arrivals": arrivals}})))
     assert "has 30,000,000 rows; at most 20,000,000 are allowed" in line
 
 
@@ -328,7 +328,7 @@ def test_parquet_of_any_number_of_rows_is_refused_before_it_is_read(call: Call) 
 )
 def test_a_fault_of_a_device_file_is_named(call: Call, path: str, value: Any, says: str) -> None:
     write("card.yaml", changed(fuzz_inputs.DEVICE, path, value))
-    assert says in told(call("devices", "card.yaml"))
+    assert says in one_line_of(call("devices", "card.yaml"))
 
 
 @pytest.mark.parametrize("file", ["ops.csv", "fits.csv"])
@@ -342,7 +342,7 @@ def test_a_column_that_a_profile_has_not_is_named(call: Call, tmp_path: Path, fi
     text = "\n".join([f"{head},extra", *(f"{row},1" for row in rows)])
     (tmp_path / "p" / file).write_text(text, encoding="utf-8")
     device = source.parent.name
-    line = told(call(*run_words({**fuzz_inputs.DECODE, "device": device, "profile": "./p/"})))
+    line = one_line_of(call(*run_words({**fuzz_inputs.DECODE, "device": device, "profile": "./p/"})))
     assert f"{file}: unknown column 'extra'" in line
 
 
@@ -358,7 +358,7 @@ def test_a_profile_faster_than_its_device_is_named(call: Call, tmp_path: Path) -
         row[at] = "3"
     with (tmp_path / "p/ops.csv").open("w", encoding="utf-8", newline="") as file:
         csv.writer(file).writerows([head, *rows])
-    line = told(
+    line = one_line_of(
         call(*run_words({**fuzz_inputs.DECODE, "device": "n150", "model": "llama-3.1-8b", "profile": "./p/"}))
     )
     assert "profile alspec-tables: embedding embedding takes" in line
@@ -369,7 +369,7 @@ def test_a_profile_faster_than_its_device_is_named(call: Call, tmp_path: Path) -
 def test_a_rate_scale_below_what_a_float_divides_by_is_refused(call: Call) -> None:
     Path("t.csv").write_text(fuzz_inputs.AZURE, encoding="utf-8")
     arrivals = {"kind": "trace", "format": "azure", "path": "t.csv", "rate_scale": 5e-324}
-    line = told(call(*run_words({**fuzz_inputs.SERVING, "workload": {"arrivals": arrivals}})))
+    line = one_line_of(call(*run_words({**fuzz_inputs.SERVING, "workload": {"arrivals": arrivals}})))
     assert "workload.arrivals.rate_scale: is 5e-324" in line
     assert TraceArrivals.model_fields["rate_scale"]
 
@@ -389,7 +389,7 @@ def test_launches_of_more_than_a_second_are_named(call: Call) -> None:
         "model": {"kind": "long_convolution", "layers": 1, "channels": 16}, "launching": "eager",
         "overheads": {"launch_s": 0.9, "launch_kernel_s": 0.9}, "strategies": [{"kind": "lazy"}],
     }  # fmt: skip
-    line = told(call(*run_words(document)))
+    line = one_line_of(call(*run_words(document)))
     assert "overheads: launch_s and launch_kernel_s make 1.8 s of a launch" in line
 
 
@@ -400,14 +400,14 @@ def test_a_long_name_is_not_repeated_in_full(call: Call) -> None:
         {**fuzz_inputs.DECODE, "study": "x" * 100_000},
         changed(fuzz_inputs.SERVING, "workload.arrivals.kind", "x" * 100_000),
     ):
-        assert "xxx..." in told(call(*run_words(document)))
+        assert "xxx..." in one_line_of(call(*run_words(document)))
 
 
 @pytest.mark.parametrize("word", ["a\x1b[31m.yaml", "seed=\x07"])
 def test_control_characters_on_the_command_line_are_refused(call: Call, word: str) -> None:
     write("scenario.yaml", fuzz_inputs.DECODE)
-    assert "has a control character" in told(call("run", "scenario.yaml", "--set", word))
-    assert "has a control character" in told(call("run", "scenario.yaml", "--out", word))
+    assert "has a control character" in one_line_of(call("run", "scenario.yaml", "--set", word))
+    assert "has a control character" in one_line_of(call("run", "scenario.yaml", "--out", word))
 
 
 def test_export_refuses_requests_that_no_run_writes(call: Call, finished_run: Path) -> None:
@@ -422,10 +422,10 @@ def test_export_refuses_requests_that_no_run_writes(call: Call, finished_run: Pa
     for name, values in odd.items():
         table = whole.set_column(whole.column_names.index(name), name, pa.array(values))
         pq.write_table(table, "run/requests.parquet")
-        assert name in told(call("export", "run", "--out", "x.json"))
+        assert name in one_line_of(call("export", "run", "--out", "x.json"))
         assert not Path("x.json").exists()
     pq.write_table(whole.drop_columns(["finish_s"]), "run/requests.parquet")
-    assert "no column 'finish_s'" in told(call("export", "run", "--out", "x.json"))
+    assert "no column 'finish_s'" in one_line_of(call("export", "run", "--out", "x.json"))
 
 
 # -- text is UTF-8 -----------------------------------------------------------------------------------------

@@ -478,9 +478,9 @@ def test_the_message_of_a_broken_law_names_the_first_and_counts_the_rest() -> No
 def test_a_level_at_its_limit_is_within_it_and_all_of_few_violations_are_told() -> None:
     assert laws.violations(Trace(gauges=[Gauge(0, "slots", 1.0, 4.0, 4.0)])) == {}
     for count, more in ((3, ""), (4, " and 1 more")):
-        with pytest.raises(LawError) as told:
+        with pytest.raises(LawError) as raised:
             laws.enforce(Trace(gauges=[Gauge(0, "slots", float(i), 5.0, 4.0) for i in range(count)]))
-        assert str(told.value).endswith(f"above 4.0, at 2.0 s{more}")
+        assert str(raised.value).endswith(f"above 4.0, at 2.0 s{more}")
 
 
 def test_laws_do_not_ask_in_which_order_spans_were_noted(traces: list[Trace]) -> None:

@@ -94,10 +94,10 @@ def test_a_third_may_be_looked_at_whatever_the_order(tmp_path: Path) -> None:
     ],
 )
 def test_bad_cells_are_named(tmp_path: Path, change: dict[str, str], words: str) -> None:
-    with pytest.raises(InputError, match="line 3: ") as told:
+    with pytest.raises(InputError, match="line 3: ") as raised:
         read_rows(table(tmp_path, {}, {"system": "b", **change}), 0)
-    assert words in str(told.value)
-    assert len(str(told.value)) < 300
+    assert words in str(raised.value)
+    assert len(str(raised.value)) < 300
 
 
 def test_tables_without_a_column_or_a_row_are_refused(tmp_path: Path) -> None:

@@ -171,9 +171,9 @@ def test_a_window_that_leaves_nothing_out_is_none(changed: dict[str, Any]) -> No
     ],
 )
 def test_what_would_be_priced_as_another_model_is_refused(changed: dict[str, Any], says: str) -> None:
-    with pytest.raises(ModelError, match=f"^toy: .*{re.escape(says)}") as told:
+    with pytest.raises(ModelError, match=f"^toy: .*{re.escape(says)}") as raised:
         read(**changed)
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(raised.value)
 
 
 @pytest.mark.parametrize("kind", ["phi3", "granite", "mimo", "ministral3", "smollm3", "qwen2_5_vl"])

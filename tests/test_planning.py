@@ -1119,13 +1119,13 @@ def test_progress_counts_runs_that_are_made_among_all_that_were_asked_for() -> N
             for i in range(len(asks)):
                 finished(i, Ran({}))
 
-    told: list[tuple[str, int, int]] = []
-    runner = Runner(cast(Maker, Made()), Store(None), lambda *said: told.append(said))
+    reported: list[tuple[str, int, int]] = []
+    runner = Runner(cast(Maker, Made()), Store(None), lambda *said: reported.append(said))
     axes = SimpleNamespace(requests=5)
     one: Any = SimpleNamespace(key="some", case=SimpleNamespace(axes=axes))
     for replicas in (2, 5):
         runner([Ask(one, replica) for replica in range(replicas)])
-    assert told == [("run", done, total) for done, total in ((1, 2), (2, 2), (3, 5), (4, 5), (5, 5))]
+    assert reported == [("run", done, total) for done, total in ((1, 2), (2, 2), (3, 5), (4, 5), (5, 5))]
     assert (runner.simulated, runner.requests) == (5, 25)
 
 
@@ -1147,7 +1147,7 @@ def test_what_can_not_be_is_left_out_and_counted(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("vary", "told"),
+    ("vary", "says"),
     [
         ({"devices": [1, 0]}, "vary.devices: is 0; it should be greater than or equal to 1"),
         ({"strategies.0.ranks": [1, "x"]}, "vary.strategies.0.ranks: is 'x'; a whole number is needed"),
@@ -1155,10 +1155,10 @@ def test_what_can_not_be_is_left_out_and_counted(tmp_path: Path) -> None:
         ({"divices": [1]}, "vary: divices: no such field; did you mean 'devices'?"),
     ],
 )
-def test_a_value_that_no_field_takes_is_refused_among_good_ones(vary: Any, told: str, tmp_path: Path) -> None:
+def test_a_value_that_no_field_takes_is_refused_among_good_ones(vary: Any, says: str, tmp_path: Path) -> None:
     with pytest.raises(InputError) as error:
         planned(tmp_path, {"base": BASE, "vary": vary, "replicas": 3}, "grid")
-    assert told in str(error.value)
+    assert says in str(error.value)
 
 
 def test_pairs_are_narrower_than_what_they_are_made_of(tmp_path: Path) -> None:
@@ -1492,12 +1492,12 @@ def test_a_point_has_a_report_of_its_own(tmp_path: Path, monkeypatch: pytest.Mon
         rows = list(csv.DictReader(file))
     (alone,) = [float(row["value"]) for row in rows if row["metric"] == "e2e_p99_s"]
     assert point["e2e_p99_s.low"] < alone < point["e2e_p99_s.high"]
-    for words, told in (
+    for words, says in (
         (["run", "runs/small/plan", "--point", "3"], "--point 3: no such point (1 to 2)"),
         (["run", "runs/small/plan", "--point", "0"], "--point 0: no such point (1 to 2)"),
         (["run", "runs", "--point", "1"], "runs: is no run directory of a plan"),
     ):
-        assert told in str(CliRunner().invoke(cli.app, words).exception)
+        assert says in str(CliRunner().invoke(cli.app, words).exception)
 
 
 def test_a_plan_is_no_scenario(tmp_path: Path) -> None:
@@ -1653,7 +1653,7 @@ def test_pairs_are_run_once_only_where_all_of_them_are_the_same_in_every_run(
 def test_what_leaving_out_early_spared_is_never_less_than_nothing() -> None:
     """Two ways out, of 3 runs each, and one in full: of 10 runs that is 14 spared, of 2 runs none."""
 
-    def told(full: int) -> str:
+    def note(full: int) -> str:
         axes = SimpleNamespace(label="some", devices=1, rate_per_s=None)
         at: Any = SimpleNamespace(case=SimpleNamespace(axes=axes))
 
@@ -1663,8 +1663,8 @@ def test_what_leaving_out_early_spared_is_never_less_than_nothing() -> None:
         results = {0: of(3), 1: of(full), 2: of(3)}
         return _left_out_early([cast(Alternative, None)] * 3, results, [0, 2], [1])[0]
 
-    assert "took 6 runs, about 14 fewer than" in told(10)
-    assert "took 6 runs, about 0 fewer than" in told(2)
+    assert "took 6 runs, about 14 fewer than" in note(10)
+    assert "took 6 runs, about 0 fewer than" in note(2)
 
 
 def test_a_grid_of_rates_fails_where_too_few_requests_come(tmp_path: Path) -> None:

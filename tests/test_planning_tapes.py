@@ -100,7 +100,7 @@ def number(value: float | None) -> str:
     return "-" if value is None else f"{value:.5g}"
 
 
-def told(search: Any, world: World) -> Any:
+def result_and_batches(search: Any, world: World) -> Any:
     """Returns what a search finds, and in which batches it looks."""
     batches: list[str] = []
 
@@ -118,7 +118,7 @@ def highest_of(seed: int, *, coarse: bool) -> Iterator[str]:
     search = highest(
         world.at, world.begin, world.limits, world.rule, tolerance=0.01, between=RATES, most_times=16
     )
-    found, batches = told(search, world)
+    found, batches = result_and_batches(search, world)
     assert isinstance(found, Highest)
     ends = " ".join(number(value) for value in (found.holds, found.fails, found.likely))
     yield f"world {seed}, edge {world.edge:.5g}: {ends}"
@@ -139,7 +139,7 @@ def fewest_of(seed: int) -> Iterator[str]:
         lambda servers: world.at(need * world.edge / servers), (1 + seed % 2, 40), world.limits, world.rule,
         lambda: bound,
     )  # fmt: skip
-    found, batches = told(search, world)
+    found, batches = result_and_batches(search, world)
     yield f"world {1000 + seed}, need {need:.4g}, bound {bound}: {found.number} {found.cut}"
     yield "  looks " + ", ".join(batches)
     yield from (f"    {look(servers, one)}" for servers, one in sorted(found.judged.items()))
@@ -160,7 +160,7 @@ def race_of(seed: int) -> Iterator[str]:
     search = race(
         [way(speed) for speed in speeds], world.begin, world.limits, world.rule, between=RATES, most_times=8
     )
-    found, batches = told(search, world)
+    found, batches = result_and_batches(search, world)
     yield f"world {2000 + seed}, ways {speeds}"
     yield "  looks " + ", ".join(batches)
     for place, judged in sorted(found.judged.items()):

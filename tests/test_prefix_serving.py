@@ -500,10 +500,10 @@ def test_the_share_is_shown_where_prefixes_are_cached_only() -> None:
     ],
 )
 def test_wrong_sessions_are_told_by_their_field(changes: Document, says: str) -> None:
-    with pytest.raises(InputError) as told:
+    with pytest.raises(InputError) as raised:
         parse_scenario(document(workload=sessions(**changes)), "test")
-    assert says in str(told.value)
-    assert "\n" not in str(told.value)
+    assert says in str(raised.value)
+    assert "\n" not in str(raised.value)
 
 
 def test_sessions_need_a_process_that_they_begin_by() -> None:

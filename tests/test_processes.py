@@ -25,9 +25,9 @@ from tests.thorough import first, slow
 
 @pytest.mark.parametrize("jobs", [1, 2, 5])
 def test_results_stand_in_the_order_of_the_pieces(jobs: int) -> None:
-    told: list[int] = []
-    assert in_processes(lambda i: i * i, 7, jobs, told.append) == [i * i for i in range(7)]
-    assert told == list(range(1, 8))
+    counts: list[int] = []
+    assert in_processes(lambda i: i * i, 7, jobs, counts.append) == [i * i for i in range(7)]
+    assert counts == list(range(1, 8))
 
 
 def test_no_pieces_and_more_processes_than_pieces() -> None:
@@ -75,14 +75,14 @@ def test_an_error_in_a_process_is_told_as_by_one(
     monkeypatch.setattr(operators_study.Bench, "run", broken)
     file = tmp_path / "jobs.yaml"
     file.write_text(yaml.safe_dump(STUDIES[-1]), encoding="utf-8")
-    told = []
+    endings = []
     for jobs in ("1", "3"):
         with pytest.raises(SystemExit) as ended:
             main(["run", str(file), "--jobs", jobs, "--out", str(tmp_path / jobs)])
-        told.append((ended.value.code, capfd.readouterr().err))
+        endings.append((ended.value.code, capfd.readouterr().err))
         assert not (tmp_path / jobs).exists()
-    assert told[0] == told[1]
-    assert told[0][0] == 1
+    assert endings[0] == endings[1]
+    assert endings[0][0] == 1
 
 
 def test_a_killed_process_is_told_in_one_line() -> None:

@@ -180,9 +180,9 @@ def with_weights(**changed: Any) -> dict[str, Any]:
     ],
 )
 def test_what_has_no_price_is_refused_by_its_field(quantization: Any, says: str) -> None:
-    with pytest.raises(ModelError, match=f"^toy: .*{re.escape(says)}") as told:
+    with pytest.raises(ModelError, match=f"^toy: .*{re.escape(says)}") as raised:
         read(quantization)
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(raised.value)
 
 
 # -- what a scenario says instead ------------------------------------------------------------------

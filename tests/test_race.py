@@ -214,7 +214,7 @@ def test_a_plan_says_who_was_left_out_early(tmp_path: Path) -> None:
     first, *others = found.notes
     assert first.startswith("left out early: ")
     assert f"of {len(BATCHES)} ways of running" in first
-    assert all("(limit " in told or "faster than" in told for told in others)
+    assert all("(limit " in note or "faster than" in note for note in others)
     # Every way has its points in the table; the answer is of those that were searched in full.
     assert {line["vary.strategies.0.max_batch"] for line in found.lines} == set(BATCHES)
     (group,) = found.found.groups

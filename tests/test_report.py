@@ -858,12 +858,12 @@ def test_a_measured_page_says_on_what(missing: str | None, tmp_path: Path) -> No
     run_dir = write_run(tmp_path, few(), optional=False)
     made = {key: value for key, value in MACHINE.items() if key != missing}
     (run_dir / "provenance.json").write_text(json.dumps(made), encoding="utf-8")
-    told = sections_common.machine_text(read_run(run_dir))
-    assert told.startswith("Measured, not predicted, on cpu: ")
-    assert told in _own_text(reports.build(run_dir).read_text(encoding="utf-8"))
+    text = sections_common.machine_text(read_run(run_dir))
+    assert text.startswith("Measured, not predicted, on cpu: ")
+    assert text in _own_text(reports.build(run_dir).read_text(encoding="utf-8"))
     parts = {**MACHINE, "threads": "threads: 1", "runs": "runs: 5 of each case"}
     for key in ("processor", "threads", "torch", "how", "date", "runs"):
-        assert (str(parts[key]) in told) == (key != missing)
+        assert (str(parts[key]) in text) == (key != missing)
     (run_dir / "provenance.json").write_text('{"machine": "sim"}', encoding="utf-8")
     assert sections_common.machine_text(read_run(run_dir)) == ""
 

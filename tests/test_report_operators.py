@@ -57,8 +57,8 @@ def results() -> pd.DataFrame:
         axes, memory = _axes(method, batch, length, decay), _bytes(method, batch, length)
         fits = memory <= MEMORY_BYTES
         seconds = _seconds(method, batch, length) if fits else math.nan
-        told = "interpolated: a fit" if fits else f"takes {memory / 1e9:.1f} of 4 GB"
-        ends = {"low": seconds * 0.9, "high": seconds * 1.1, "unit": "s", "source": told}
+        source = "interpolated: a fit" if fits else f"takes {memory / 1e9:.1f} of 4 GB"
+        ends = {"low": seconds * 0.9, "high": seconds * 1.1, "unit": "s", "source": source}
         rows.append({**axes, "metric": "latency_s", "value": seconds, **ends})
         rows.append({**axes, "metric": "memory_bytes", "value": memory})
         rows.append({**axes, "metric": "out_of_memory", "value": float(not fits)})

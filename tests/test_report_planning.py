@@ -36,9 +36,14 @@ def point(label: str, devices: int, rate: float, verdict: str = "holds", **more:
 def written(folder: Path, question: str, rows: Sequence[Mapping[str, Any]], **summary: Any) -> Path:
     """A plan's directory."""
     folder.mkdir(exist_ok=True)
-    told = {"name": "mine", "study": "plan", "question": question, "answer": "It holds.", "certainty": 0.95}
-    told |= {"limits": LIMITS, "objectives": ["fewest_devices"], "price_shares": {"measured": 1.0}, **summary}
-    (folder / "summary.json").write_text(json.dumps(told))
+    fields = {"name": "mine", "study": "plan", "question": question, "answer": "It holds.", "certainty": 0.95}
+    fields |= {
+        "limits": LIMITS,
+        "objectives": ["fewest_devices"],
+        "price_shares": {"measured": 1.0},
+        **summary,
+    }
+    (folder / "summary.json").write_text(json.dumps(fields))
     (folder / "plan.yaml").write_text(f"base: {{model: llama}}\nquestion: {question}\n")
     (folder / "provenance.json").write_text(
         json.dumps({"seed": 0, "devices": [{"device": {"name": "h200"}}]})
@@ -194,9 +199,9 @@ def test_garbage_is_refused_in_one_line(name: str, content: str, says: str, tmp_
     (tmp_path / name).write_text(content)
     with pytest.raises(ValueError, match=re.escape(says)) as raised:
         build(tmp_path)
-    told = str(raised.value)
-    assert told.startswith(f"{tmp_path / name}: ")
-    assert "\n" not in told
+    message = str(raised.value)
+    assert message.startswith(f"{tmp_path / name}: ")
+    assert "\n" not in message
     assert not (tmp_path / "report.html").exists()
 
 
@@ -261,8 +266,8 @@ def swing(factor: str, more: float, verdict: str = "holds", **other: Any) -> Row
 
 
 def test_swings_are_bars_from_the_answer_in_the_order_of_the_summary(tmp_path: Path) -> None:
-    told = [swing("load", 0.5, "fails", breaks_at=1.05), swing("load", -0.4), swing("host time", 0.1)]
-    plots = plots_of(page_of(written(tmp_path, "devices", searched(), sensitivity=told)))
+    swings = [swing("load", 0.5, "fails", breaks_at=1.05), swing("load", -0.4), swing("host time", 0.1)]
+    plots = plots_of(page_of(written(tmp_path, "devices", searched(), sensitivity=swings)))
     traces = {trace["name"]: trace for trace in plots["tornado-0"][""]["data"]}
     assert (traces["holds"]["x"], traces["holds"]["y"]) == ([-40.0, 10.0], [0, 1])
     assert (traces["fails"]["x"], traces["fails"]["y"]) == ([50.0], [0])

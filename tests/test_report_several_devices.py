@@ -60,8 +60,8 @@ def _attention_run(folder: Path, more: list[Row] | None = None, **summary: Any) 
         source="Table 1",
     )  # fmt: skip
     compared.to_csv(folder / "comparison.csv", index=False)
-    told = {"name": "two", "study": "decode_attention", "answer": "One is best.", **summary}
-    (folder / "summary.json").write_text(json.dumps(told), encoding="utf-8")
+    fields = {"name": "two", "study": "decode_attention", "answer": "One is best.", **summary}
+    (folder / "summary.json").write_text(json.dumps(fields), encoding="utf-8")
     return read_run(folder)
 
 
@@ -95,9 +95,9 @@ def test_errors_are_counted_by_method_and_device(tmp_path: Path) -> None:
     rows = run.comparison
     figure = figures_operators.errors(rows, {"measured": "measured"}, lambda row: "here")
     assert [trace.name for trace in figure.data] == list(METHODS.values())
-    told = figure.data[0].hovertext
+    hover = figure.data[0].hovertext
     assert all(row["label"] in text for row, text in zip(rows[rows["strategy"] == "flash_attention_2"]
-               .to_dict("records"), told, strict=True))  # fmt: skip
+               .to_dict("records"), hover, strict=True))  # fmt: skip
 
 
 def test_a_method_is_ahead_of_the_other_on_one_device(tmp_path: Path) -> None:
@@ -187,8 +187,8 @@ def _decode_rows() -> pd.DataFrame:
 def _decode_run(folder: Path, **summary: Any) -> Run:
     folder.mkdir()
     _decode_rows().to_csv(folder / "results.csv", index=False)
-    told = {"name": "two", "study": "decode", "answer": "One is best.", **summary}
-    (folder / "summary.json").write_text(json.dumps(told), encoding="utf-8")
+    fields = {"name": "two", "study": "decode", "answer": "One is best.", **summary}
+    (folder / "summary.json").write_text(json.dumps(fields), encoding="utf-8")
     return read_run(folder)
 
 

@@ -481,14 +481,14 @@ def test_a_row_tells_when_the_last_of_what_it_waited_for_was_done(
 
 @pytest.mark.parametrize("stopped", [False, True])
 def test_to_come_after_what_is_done_already_changes_nothing_to_the_last_bit(stopped: bool) -> None:
-    def left(*, told: bool) -> tuple[list[float], list[int]]:
+    def left(*, ordered: bool) -> tuple[list[float], list[int]]:
         ran = []
 
         def program(m: Machine) -> Program:
             first = m.launch(toys("first", 7))
             yield m.wait(first)
             for _ in range(30):
-                ticket = m.launch(toys("next", 3), repeat=3, after=[first] if told else [])
+                ticket = m.launch(toys("next", 3), repeat=3, after=[first] if ordered else [])
                 if stopped:
                     ticket.stop()
                 yield m.wait(ticket)
@@ -499,7 +499,7 @@ def test_to_come_after_what_is_done_already_changes_nothing_to_the_last_bit(stop
         )
         return simulation.run(program).rows.numbers.tolist(), ran
 
-    assert left(told=True) == left(told=False)
+    assert left(ordered=True) == left(ordered=False)
 
 
 def test_hosts_begin_together() -> None:

@@ -37,7 +37,7 @@ def facts(schema: Any, path: str = "") -> Iterator[str]:
             yield from facts(part, path if name in ("anyOf", "oneOf", "allOf") else f"{path}.{name}")
 
 
-def told(option: str = "") -> list[str]:
+def printed_facts(option: str = "") -> list[str]:
     """Returns the facts of the schema that the command line prints."""
     printed = CliRunner().invoke(cli.app, ["schema", option] if option else ["schema"])
     return sorted(facts(json.loads(printed.output)))
@@ -45,8 +45,8 @@ def told(option: str = "") -> list[str]:
 
 @pytest.mark.parametrize("kind", ["scenario", "device", "profile", "plan"])
 def test_bounds_and_defaults_are_those_that_users_were_told(kind: str) -> None:
-    found = told("--" + kind if kind != "scenario" else "")
+    found = printed_facts("--" + kind if kind != "scenario" else "")
     if kind == "plan":
         # A plan holds a whole scenario.
-        found = sorted(set(found) - set(told()))
+        found = sorted(set(found) - set(printed_facts()))
     are_as_written(KNOWN / f"{kind}.txt", found)

@@ -136,8 +136,8 @@ def test_words_name_only_swings_that_are_sure() -> None:
             "holds", "", breaks_at,
         )  # fmt: skip
 
-    told = hinges([swing("load", 0.3, 0.1), swing("host time", 0.2, 0.3), swing("lengths", 0.1, 0.01, 1.07)])
-    assert told == (
+    text = hinges([swing("load", 0.3, 0.1), swing("host time", 0.2, 0.3), swing("lengths", 0.1, 0.01, 1.07)])
+    assert text == (
         " p99 TTFT hinges most on load (x 1.1: +30 %); lengths (x 1.1: +10 %)."
         " It would no longer hold for sure with lengths x 1.07."
     )

@@ -1036,9 +1036,9 @@ def test_cases_are_named_by_their_clients_where_these_differ() -> None:
 
 def test_warnings_name_a_case_within_their_sentence() -> None:
     warnings = assembled(document()).study.run(lambda *_: None).warnings
-    told = [text for text in warnings if " in this case (" in text]
-    assert len(told) == 2
-    assert all(" in this case (at 30 requests/s, continuous batching, " in text for text in told)
+    of_case = [text for text in warnings if " in this case (" in text]
+    assert len(of_case) == 2
+    assert all(" in this case (at 30 requests/s, continuous batching, " in text for text in of_case)
 
 
 def test_a_broken_law_of_the_machine_ends_a_serving_run() -> None:
@@ -1204,16 +1204,16 @@ def test_a_real_machine_is_told_how_many_tokens_a_run_may_hold(monkeypatch: pyte
     """Of all requests, each as long as the longest may get."""
     table = bench(document(workload=workload(7, prompt=(5, 90), output=(2, 9))))
     case = next(iter(cases(table)))
-    told: list[Any] = []
+    holds: list[Any] = []
 
     def start(setup: Any) -> Any:
-        told.append(setup.holds)
+        holds.append(setup.holds)
         raise InterruptedError
 
     monkeypatch.setattr(table, "hardware", replace(table.hardware, start=start))
     with pytest.raises(InterruptedError):
         table.run(case, 0)
-    assert told == [{"kv_tokens": 7 * (90 + 9)}]
+    assert holds == [{"kv_tokens": 7 * (90 + 9)}]
 
 
 @pytest.mark.parametrize(
@@ -1225,16 +1225,16 @@ def test_a_real_machine_is_told_how_many_tokens_a_run_may_hold(monkeypatch: pyte
 )
 def test_a_run_is_titled_by_its_load(arrivals: Document, load: str, monkeypatch: pytest.MonkeyPatch) -> None:
     table = bench(document(workload=workload(7, arrivals)))
-    told: list[str] = []
+    titles: list[str] = []
     start = table.hardware.start
 
     def noted(setup: Any) -> Any:
-        told.append(setup.title)
+        titles.append(setup.title)
         return start(setup)
 
     monkeypatch.setattr(table, "hardware", replace(table.hardware, start=noted))
     result = table.run(next(cases(table)), 0, most=3)
-    assert told == [f"continuous batching, 2,048 tokens a step, {load}, 7 requests"]
+    assert titles == [f"continuous batching, 2,048 tokens a step, {load}, 7 requests"]
     # Of its seven requests the first three were asked for.
     assert result.served.id.tolist() == [0, 1, 2]
 

@@ -96,8 +96,8 @@ def test_methods_by_the_datasheet_alone_are_unranked() -> None:
     """With a decay, Lightning was measured and Fleet's torch version was not: the outcome says so, for all
     who read it. Without one both are priced by the datasheet."""
     outcome = assemble(parse_scenario({"name": "alone", **LINEAR}, "x"), "x").study.run(lambda *_: None)
-    told = {row.axes.strategy for row in outcome.rows if row.metric == NOT_RANKED}
-    assert told == {"fleet_torch"}
+    unranked = {row.axes.strategy for row in outcome.rows if row.metric == NOT_RANKED}
+    assert unranked == {"fleet_torch"}
     assert outcome.unranked == ["FleetAttention (torch)"]
     both = {**LINEAR, "decay": [False, True], "device": ["h200-sxm", "h100-sxm"]}
     _, partly = outcome_of(both)

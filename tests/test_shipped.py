@@ -69,7 +69,7 @@ def test_what_is_no_example_is_told_with_the_nearest(here: Path, capsys: pytest.
     with pytest.raises(InputError, match="quickstat: no such scenario; did you mean 'quickstart'"):
         shipped.copied("quickstat")
     assert call("quickstat") == 2
-    told = capsys.readouterr().err
-    assert "neither a file nor a command nor an example; did you mean 'quickstart'?" in told
-    assert len(told) < 300
+    printed = capsys.readouterr().err
+    assert "neither a file nor a command nor an example; did you mean 'quickstart'?" in printed
+    assert len(printed) < 300
     assert list(here.iterdir()) == []

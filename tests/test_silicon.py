@@ -202,9 +202,9 @@ def test_half_of_an_answer_is_in_the_cache_of_a_step(tmp_path: Path) -> None:
 
 def test_all_tokens_of_an_answer_but_the_first_have_a_gap_before_them(tmp_path: Path) -> None:
     # 64 clients, each of 0.9 * (1024 + 4) tokens: 2.05 s of arithmetic in a cycle of 0.1 s and 2.6 gaps.
-    for ms, is_told in (("740", True), ("760", False)):
+    for ms, refused in (("740", True), ("760", False)):
         found = impossible(row({**MAX_70B, "osl": "4"}, 64, 2, tmp_path, silicon_tpot_ms=ms))
-        assert found.startswith("more tokens a second") == is_told
+        assert found.startswith("more tokens a second") == refused
 
 
 def test_a_prompt_faster_than_its_arithmetic_cannot_be(tmp_path: Path) -> None:
@@ -255,11 +255,13 @@ def test_rows_that_contradict_each_other_are_told(tmp_path: Path) -> None:
     assert inconsistent(few, [wide, few]) == "TTFT is 500 ms at TP2 c8"
 
 
-@pytest.mark.parametrize(("factor", "is_told"), [(1.1, False), (1.15, False), (1.2, True)])
-def test_times_contradict_each_other_from_15_percent_on(factor: float, is_told: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("factor", "contradict"), [(1.1, False), (1.15, False), (1.2, True)])
+def test_times_contradict_each_other_from_15_percent_on(
+    factor: float, contradict: bool, tmp_path: Path
+) -> None:
     few, many = row(PLAIN_8B, 8, 1, tmp_path), replace(row(PLAIN_8B, 16, 1, tmp_path), tpot_s=1.0)
     slow = replace(few, tpot_s=factor)
-    assert bool(inconsistent(slow, [slow, many])) == is_told
+    assert bool(inconsistent(slow, [slow, many])) == contradict
 
 
 @pytest.mark.parametrize(("osl", "cycle_s"), [("1", 0.1), ("2", 0.12), ("64", 0.1 + 63 * 0.02)])
@@ -517,13 +519,13 @@ def test_unless_asked_rows_are_drawn_by_0_and_the_ten_worst_printed(
 def test_what_is_no_more_than_a_share_explains_nothing(tmp_path: Path) -> None:
     """Three tenths of the time are not more than three tenths."""
     (one,) = judged(tmp_path, (1.0, 3.0))
-    for waiting_s, told in ((0.3, ""), (0.5, "50 % of the predicted TTFT is waiting in line")):
+    for waiting_s, reason in ((0.3, ""), (0.5, "50 % of the predicted TTFT is waiting in line")):
         ours = replace(one.predicted, ttft_s=1.0, waiting_s=waiting_s)
-        assert silicon._why(replace(one, predicted=ours), 0.0, [one.row]) == told
+        assert silicon._why(replace(one, predicted=ours), 0.0, [one.row]) == reason
     (one,) = judged(tmp_path, (3.0, 1.0))
     ours = replace(one.predicted, tpot_s=1.0)
-    for host_s, told in ((0.075, ""), (0.125, "50 % of the predicted TPOT is the engine's constant")):
-        assert silicon._why(replace(one, predicted=ours), host_s, [one.row]) == told
+    for host_s, reason in ((0.075, ""), (0.125, "50 % of the predicted TPOT is the engine's constant")):
+        assert silicon._why(replace(one, predicted=ours), host_s, [one.row]) == reason
 
 
 @pytest.mark.parametrize(
@@ -552,9 +554,9 @@ def test_what_makes_up_a_prediction_is_told_where_it_is_far(
     (one,) = judged(tmp_path, (tpot, ttft))
     ours = replace(one.predicted, waiting_s=waiting * one.predicted.ttft_s, extrapolated=extrapolated)
     host_s *= ours.tpot_s / one.row.clients * 0.7
-    told = silicon._why(replace(one, predicted=ours), host_s, [one.row])
-    assert len(told.split("; ") if told else []) == len(says)
-    assert all(word in told for word in says)
+    reason = silicon._why(replace(one, predicted=ours), host_s, [one.row])
+    assert len(reason.split("; ") if reason else []) == len(says)
+    assert all(word in reason for word in says)
 
 
 def test_fitted_rows_are_not_judged(tmp_path: Path) -> None:

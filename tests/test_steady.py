@@ -539,10 +539,10 @@ def test_intervals_hold_as_often_as_they_say() -> None:
 def test_few_requests_for_a_percentile_are_told() -> None:
     few = answered({"ttft_s": 1.0})
     assert any(text.startswith("too few requests for") and "p99 rests on" in text for text in few.warnings)
-    (told,) = re.findall(r"\(the slowest (\w+) of (\d+) requests", few.answer)
-    count = int(told[1])
+    (counted,) = re.findall(r"\(the slowest (\w+) of (\d+) requests", few.answer)
+    count = int(counted[1])
     assert 100 < count < 200
-    assert told[0] == str(int((np.arange(count) > np.percentile(np.arange(count), 99)).sum()))
+    assert counted[0] == str(int((np.arange(count) > np.percentile(np.arange(count), 99)).sum()))
     load = workload(1300, {"kind": "poisson", "rate_per_s": 30.0}, 100, 5)
     many = outcome(document(workload=load, slo={"ttft_s": 1.0}))
     assert not any("too few" in text for text in many.warnings)

@@ -143,8 +143,8 @@ def test_the_time_left_goes_by_the_stage_and_not_by_all_that_came_before(
     ):
         show(doing, done, total)
     monkeypatch.undo()
-    told = capsys.readouterr().err.splitlines()
-    assert told == [
+    printed = capsys.readouterr().err.splitlines()
+    assert printed == [
         "simulating 5 of 10, about 50 s left",
         "simulating 10 of 10",
         "crossovers: 1 of 3, about 12 s left",

@@ -236,8 +236,8 @@ def test_tiles_of_data_dependent_filters_give_to_no_position_beyond_the_end(leng
 @pytest.mark.parametrize("length", [1, 2, 3, 5, 6, 7, 11, 12, 13, 100, 257, 1000])
 def test_tiles_of_any_length_are_counted_without_launching(length: int) -> None:
     found = tiles_launched(LongConvolution(1, 4, length), fractally())
-    told = {(side, outputs): n for side, own in tile_counts(length).items() for outputs, n in own.items()}
-    assert found == Counter(told)
+    counted = {(side, outputs): n for side, own in tile_counts(length).items() for outputs, n in own.items()}
+    assert found == Counter(counted)
 
 
 # -- work --------------------------------------------------------------------------------------------

@@ -201,17 +201,17 @@ def test_what_is_more_than_launches_and_waits_is_left_to_the_machine() -> None:
 
 
 def test_a_recorder_is_the_only_rank_as_the_machine_is() -> None:
-    told: list[tuple[int, int]] = []
+    ranks: list[tuple[int, int]] = []
 
     def asking(m: Machine, model: LongConvolution, ended: list[float]) -> Program:
-        told.append((m.rank, m.world))
+        ranks.append((m.rank, m.world))
         yield m.wait(m.launch(model.step(), sizes={"position": 0}))
         ended.append(m.now())
 
     random, model = Random(0), LongConvolution(1, 4, 8)
     order_of(asking, model)
     simulated(asking, model, random_price(random), random_overheads(random))
-    assert told[0] == told[1]
+    assert ranks[0] == ranks[1]
 
 
 def written_run(

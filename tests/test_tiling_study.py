@@ -160,14 +160,14 @@ def test_a_kernel_that_is_launched_by_itself_costs_what_its_launch_takes(whole: 
 
 
 @pytest.mark.parametrize(
-    ("launching", "profile", "told"), [("eager", None, 1), ("eager", "none", 0), ("graph", None, 0)]
+    ("launching", "profile", "warned"), [("eager", None, 1), ("eager", "none", 0), ("graph", None, 0)]
 )
 def test_times_of_captured_graphs_are_no_measure_of_kernels_launched_one_by_one(
-    launching: str, profile: str | None, told: int
+    launching: str, profile: str | None, warned: int
 ) -> None:
     given = document(device="h200-sxm", profile=profile, launching=launching, dtype="fp32")
     warnings = assemble(parse_scenario(given, "tiny"), "tiny").warnings
-    assert sum("launching: eager" in warning for warning in warnings) == told
+    assert sum("launching: eager" in warning for warning in warnings) == warned
 
 
 @pytest.mark.parametrize("tokens", first(1, [127, 33, 512]))
@@ -220,8 +220,8 @@ def test_answer_names_the_fastest_and_what_it_gains() -> None:
         least, most = f"{min(gains):.3g}", f"{max(gains):.3g}"
         # One number where that is all of the range.
         assert is_range == (least != most)
-        told = f"{least} to {most}" if is_range else least
-        assert f"points, {told} times as fast as lazy" in several.answer
+        gained = f"{least} to {most}" if is_range else least
+        assert f"points, {gained} times as fast as lazy" in several.answer
 
 
 @thorough
@@ -342,10 +342,10 @@ def test_long_cases_whose_device_waits_are_run_at_both_ends_of_prices(
 def test_op_kinds_that_add_up_to_more_or_less_than_what_ran_end_a_study(
     factor: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told = bench.seconds_by_kind
+    seconds_by_kind = bench.seconds_by_kind
 
     def spoilt(*of: Any) -> dict[str, float]:
-        return {kind: seconds * factor for kind, seconds in told(*of).items()}
+        return {kind: seconds * factor for kind, seconds in seconds_by_kind(*of).items()}
 
     monkeypatch.setattr(bench, "seconds_by_kind", spoilt)
     with pytest.raises(LawError, match=re.escape(bench.LAW)):
@@ -456,8 +456,10 @@ def test_what_does_not_fit_is_left_out_with_what_would_help() -> None:
     assert {row.axes.batch for row in found.rows} == {1}
     (warning,) = [text for text in found.warnings if "left out" in text]
     assert "batch 512" in warning
-    told = r"needs (\S+) GB, .*; half_storage would need (\S+) GB, sequential_from: 1 (\S+) GB, both (\S+) GB"
-    match = re.search(told, warning)
+    pattern = (
+        r"needs (\S+) GB, .*; half_storage would need (\S+) GB, sequential_from: 1 (\S+) GB, both (\S+) GB"
+    )
+    match = re.search(pattern, warning)
     assert match is not None
     needed, half, one, both = map(float, match.groups())
     assert both < half < needed
@@ -479,9 +481,9 @@ def test_what_would_help_is_what_it_would_take() -> None:
         )
     ]
     assert len(set(taken[:3])) == 3
-    told = refusal(case, model, 1.0)
-    assert told is not None
-    assert re.findall(r"\S+ GB", told) == [taken[0], "1e-09 GB", *taken[1:]]
+    text = refusal(case, model, 1.0)
+    assert text is not None
+    assert re.findall(r"\S+ GB", text) == [taken[0], "1e-09 GB", *taken[1:]]
 
 
 def test_each_baseline_that_is_there_counts() -> None:
