@@ -52,8 +52,8 @@ def test_every_kernel_of_a_graph_costs_a_node_but_what_is_free() -> None:
         )
     free = ops.sample(tokens=1, vocab=8, dtype="fp32")
     assert more(free) == price(free)
-    meeting = ops.all_reduce("sum", elements=8, ranks=2, axis="tensor", dtype="bf16")
-    assert more(meeting) == price(meeting)
+    collective = ops.all_reduce("sum", elements=8, ranks=2, axis="tensor", dtype="bf16")
+    assert more(collective) == price(collective)
     assert in_graphs(price, 0.0) is price
 
 

@@ -183,28 +183,28 @@ def overlapping_spans(trace: Trace) -> Iterator[Trace]:
 @breaks("together")
 def rank_that_is_late(trace: Trace) -> Iterator[Trace]:
     for span in trace.spans:
-        if span.meeting is not None:
+        if span.collective_id is not None:
             yield with_span(trace, replace(span, start_s=span.start_s + STEP, end_s=span.end_s + STEP))
 
 
 @breaks("together")
 def rank_that_begins_early(trace: Trace) -> Iterator[Trace]:
     for span in trace.spans:
-        if span.meeting is not None:
+        if span.collective_id is not None:
             yield with_span(trace, replace(span, start_s=span.start_s - STEP))
 
 
 @breaks("together")
 def rank_that_leaves_early(trace: Trace) -> Iterator[Trace]:
     for span in trace.spans:
-        if span.meeting is not None and span.end_s > span.start_s + STEP:
+        if span.collective_id is not None and span.end_s > span.start_s + STEP:
             yield with_span(trace, replace(span, end_s=span.end_s - STEP))
 
 
 @breaks("together")
 def rank_that_is_missing(trace: Trace) -> Iterator[Trace]:
     for span in trace.spans:
-        if span.meeting is not None:
+        if span.collective_id is not None:
             yield replace(trace, spans=[s for s in trace.spans if s.id != span.id])
 
 

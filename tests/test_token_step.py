@@ -214,7 +214,7 @@ def test_programs_fit_on_a_gpu() -> None:
 # -- programs at the same time ---------------------------------------------------------------------------
 
 PROGRAMS = 3
-MEETINGS = [("mlp", 1, 20), ("mlp", 2, 20), ("gate", 2, 21)]
+CONCURRENT_CASES = [("mlp", 1, 20), ("mlp", 2, 20), ("gate", 2, 21)]
 POSITIONS = (1, 3, 1, 2)
 
 
@@ -246,7 +246,7 @@ class _OneOfThem:
 def test_programs_that_run_at_the_same_time_meet() -> None:
     # What a process would import anew takes ten times as long as all else.
     context, work, truths = multiprocessing.get_context("fork"), [], []
-    for block, rows, channels in MEETINGS:
+    for block, rows, channels in CONCURRENT_CASES:
         model, config = Model(block, 3, 3, 5, channels), TokenConfig(PROGRAMS, rows, 1)
         space = workspace(model.a, model.matrices, config)
         for x in (model.whole, model.a, *space):

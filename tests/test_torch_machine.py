@@ -161,7 +161,7 @@ def test_random_programs_keep_the_laws_whoever_is_faster(program: RandomProgram)
     assert laws.violations(trace) == {}
     # One processor: no two spans of whatever stream or rank overlap, but members of one collective.
     spans = sorted(trace.spans, key=lambda s: (s.start_s, s.end_s))
-    alone = [s for s in spans if s.meeting is None and s.state != "wire"]
+    alone = [s for s in spans if s.collective_id is None and s.state != "wire"]
     assert all(one.end_s <= other.start_s for one, other in pairwise(alone))
 
 

@@ -89,17 +89,17 @@ def one_at_a_time(trace: Trace) -> Iterator[str]:
 
 def together(trace: Trace) -> Iterator[str]:
     """Law 4."""
-    meetings: dict[int, list[Span]] = defaultdict(list)
+    collectives: dict[int, list[Span]] = defaultdict(list)
     for span in trace.spans:
-        if span.meeting is not None:
-            meetings[span.meeting].append(span)
-    for meeting, spans in meetings.items():
+        if span.collective_id is not None:
+            collectives[span.collective_id].append(span)
+    for id_, spans in collectives.items():
         if sorted(span.rank for span in spans) != sorted(spans[0].members):
-            yield f"collective {meeting}: ranks {spans[0].members} should meet"
+            yield f"collective {id_}: ranks {spans[0].members} should meet"
         for span in spans[1:]:
             for one_s, other_s in ((span.start_s, spans[0].start_s), (span.end_s, spans[0].end_s)):
                 if _before(one_s, other_s) or _before(other_s, one_s):
-                    yield f"collective {meeting}: ranks {span.rank} and {spans[0].rank} are not together"
+                    yield f"collective {id_}: ranks {span.rank} and {spans[0].rank} are not together"
 
 
 def clock(trace: Trace) -> Iterator[str]:

@@ -74,7 +74,7 @@ class Span:
     after: tuple[int, ...]
     ops: tuple[PricedOp, ...]
     progress: tuple[tuple[float, float], ...]
-    meeting: int | None
+    collective_id: int | None
     members: tuple[int, ...]
     replay: int
 
@@ -93,7 +93,7 @@ class Span:
         after: tuple[int, ...],
         ops: tuple[PricedOp, ...],
         progress: tuple[tuple[float, float], ...],
-        meeting: int | None = None,
+        collective_id: int | None = None,
         members: tuple[int, ...] = (),
         replay: int = 0,
     ) -> None:
@@ -110,7 +110,7 @@ class Span:
         self.after = after
         self.ops = ops
         self.progress = progress
-        self.meeting = meeting
+        self.collective_id = collective_id
         self.members = members
         self.replay = replay
 

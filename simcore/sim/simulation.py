@@ -711,33 +711,33 @@ class Simulation:
     ) -> CauseSteps:
         op = segment.ops[0].op
         members = self._members(launch.rank, op.axis)
-        meeting = self._rendezvous(op, stream, launch.rank, members)
-        meeting.arrived.append(launch.rank)
-        meeting.latest = latest(meeting.latest, cause)
-        stream.waiting_for = (WAITS_FOR_RANKS, op, len(meeting.arrived), len(members))
-        if len(meeting.arrived) == len(members):
-            meeting.start_s = self.env.now
+        rendezvous = self._rendezvous(op, stream, launch.rank, members)
+        rendezvous.arrived.append(launch.rank)
+        rendezvous.latest = latest(rendezvous.latest, cause)
+        stream.waiting_for = (WAITS_FOR_RANKS, op, len(rendezvous.arrived), len(members))
+        if len(rendezvous.arrived) == len(members):
+            rendezvous.start_s = self.env.now
             if len(members) == 1 and self.env.try_advance(segment.seconds):
-                return self._record_collective(stream, launch, segment, meeting, members, replay)
-            self.env.call(segment.seconds, lambda: self.env.succeed_and_run(meeting.event))
-        yield meeting.event
-        return self._record_collective(stream, launch, segment, meeting, members, replay)
+                return self._record_collective(stream, launch, segment, rendezvous, members, replay)
+            self.env.call(segment.seconds, lambda: self.env.succeed_and_run(rendezvous.event))
+        yield rendezvous.event
+        return self._record_collective(stream, launch, segment, rendezvous, members, replay)
 
     def _record_collective(
         self,
         stream: _Stream,
         launch: Launch,
         segment: Segment,
-        meeting: _Rendezvous,
+        rendezvous: _Rendezvous,
         members: tuple[int, ...],
         replay: int,
     ) -> Cause:
         """Records a rank's span of a collective that ends now."""
         id_ = next(self._ids)
-        progress = [(meeting.start_s, 0.0), (self.env.now, segment.seconds)]
+        progress = [(rendezvous.start_s, 0.0), (self.env.now, segment.seconds)]
         self._record(
-            id_, launch, stream.name, "collective", meeting.start_s, meeting.latest, segment.ops, progress,
-            replay, meeting.id, members,
+            id_, launch, stream.name, "collective", rendezvous.start_s, rendezvous.latest, segment.ops,
+            progress, replay, rendezvous.id, members,
         )  # fmt: skip
         return Cause(id_, self.env.now)
 
@@ -751,13 +751,14 @@ class Simulation:
         return self._groups[key]
 
     def _rendezvous(self, op: Op, stream: _Stream, rank: int, members: tuple[int, ...]) -> _Rendezvous:
-        """The meeting of a rank's next collective along an axis, on a stream: the n-th of one rank meets the
-        n-th of each other rank. Raises MismatchError if the ops differ or the axis has another size."""
+        """Where a rank's next collective along an axis, on a stream, meets the others: the n-th of one rank
+        meets the n-th of each other rank. Raises MismatchError if the ops differ or the axis has another
+        size."""
         turn = self._turns[op.axis, stream.name, rank]
         self._turns[op.axis, stream.name, rank] += 1
-        meetings = self._rendezvous_of[op.axis, stream.name, members]
-        if turn < len(meetings) and meetings[turn].op is op:
-            return meetings[turn]
+        known = self._rendezvous_of[op.axis, stream.name, members]
+        if turn < len(known) and known[turn].op is op:
+            return known[turn]
         kind = self._kinds[rank]
         if id(op) not in kind.checked_collectives:
             size = kind.mesh.get(op.axis, 1)
@@ -766,14 +767,14 @@ class Simulation:
                     f"{op.kind} {op.name} is for {op.ranks} ranks; axis {op.axis!r} has {size}"
                 )
             kind.checked_collectives[id(op)] = op
-        if turn == len(meetings):
-            meetings.append(_Rendezvous(next(self._ids), op, self.env.event()))
-        other = meetings[turn].op
+        if turn == len(known):
+            known.append(_Rendezvous(next(self._ids), op, self.env.event()))
+        other = known[turn].op
         if (other.kind, other.name, other.shape, other.dtype) != (op.kind, op.name, op.shape, op.dtype):
             raise MismatchError(
                 f"rank {rank} comes to {op.kind} {op.name}, others are in {other.kind} {other.name}"
             )
-        return meetings[turn]
+        return known[turn]
 
     def _publish(self, launch: Launch, publication: Publication, cause: Cause) -> None:
         rank, priced = launch.rank, self._kinds[launch.rank].cuts.put(publication)
@@ -819,7 +820,7 @@ class Simulation:
         ops: tuple[PricedOp, ...],
         progress: Sequence[tuple[float, float]],
         replay: int,
-        meeting: int | None = None,
+        collective_id: int | None = None,
         members: tuple[int, ...] = (),
     ) -> None:
         after: tuple[int, ...] = ()
@@ -827,7 +828,7 @@ class Simulation:
             after = tuple([t.end.span for t in launch.after if t.end and t.end.span is not None])
         span = Span(
             id_, launch.id, launch.rank, stream, launch.graph.name, state, launch.issued.at_s, start_s,
-            self.env.now, cause, after, ops, tuple(progress), meeting, members, replay,
+            self.env.now, cause, after, ops, tuple(progress), collective_id, members, replay,
         )  # fmt: skip
         self.trace.spans.append(span)
 

@@ -23,7 +23,7 @@ def units(op: Op) -> Iterator[Op]:
         yield from units(part)
 
 
-def met(states: Sequence[Any], op: Op) -> None:
+def run_collective(states: Sequence[Any], op: Op) -> None:
     """Runs a collective, or the parts of a fused one, on the states of a group."""
     for unit in units(op):
         if unit.ranks > 1:
@@ -33,7 +33,7 @@ def met(states: Sequence[Any], op: Op) -> None:
                 state.execute(unit)
 
 
-def skipped(state: Any, ops: Iterable[Op]) -> None:
+def skip_ops(state: Any, ops: Iterable[Op]) -> None:
     """Makes a state pass over ops."""
     for op in ops:
         for unit in units(op):
@@ -80,13 +80,13 @@ class Rendezvous:
     ends: dict[int, Any] = field(default_factory=dict)
 
 
-class Meetings:
+class CollectiveMatcher:
     """Matches collectives: along an axis, on streams of one name, the n-th one of each rank is the same."""
 
     def __init__(self, host: HostSide) -> None:
         self._host = host
-        self._held: dict[tuple[str, str, tuple[int, ...]], list[Rendezvous]] = defaultdict(list)
-        self._met: dict[tuple[str, str, int], int] = defaultdict(int)
+        self._rendezvous_of: dict[tuple[str, str, tuple[int, ...]], list[Rendezvous]] = defaultdict(list)
+        self._turns: dict[tuple[str, str, int], int] = defaultdict(int)
 
     def members(self, rank: int, axis: str) -> tuple[int, ...]:
         """Returns the ranks that a rank's host meets along an axis: in lockstep only the rank itself."""
@@ -96,39 +96,39 @@ class Meetings:
         """Whether a rank has to wait for others in a collective."""
         return len(self.members(rank, op.axis)) > 1
 
-    def groups(self, meeting: Rendezvous) -> list[tuple[tuple[int, ...], dict[int, int]]]:
+    def groups(self, rendezvous: Rendezvous) -> list[tuple[tuple[int, ...], dict[int, int]]]:
         """Returns the groups of ranks that run one collective together, each with its ranks' leaders."""
-        leader_of = {r: leader for leader in meeting.arrived for r in self._host.followers[leader]}
-        axis, mesh = meeting.op.axis, self._host.mesh
+        leader_of = {r: leader for leader in rendezvous.arrived for r in self._host.followers[leader]}
+        axis, mesh = rendezvous.op.axis, self._host.mesh
         groups = dict.fromkeys(layout.members(mesh, rank, axis) for rank in leader_of)
         return [(group, {rank: leader_of[rank] for rank in group}) for group in groups]
 
     def meet(self, op: Op, stream: Stream, brings: Any, hold: Callable[[Rendezvous], None]) -> Steps:
         """Brings a stream's rank to a collective; the last rank calls `hold`, the others wait. Returns its
         end. Raises MismatchError if the others are in another collective or the axis has another size."""
-        meeting = self._next(op, stream.name, stream.rank)
-        meeting.arrived[stream.rank] = brings
-        there = len(meeting.arrived)
-        stream.waiting_for = WAITS_FOR_RANKS, op, there, len(meeting.members)
-        if there == len(meeting.members):
-            hold(meeting)
+        rendezvous = self._next(op, stream.name, stream.rank)
+        rendezvous.arrived[stream.rank] = brings
+        there = len(rendezvous.arrived)
+        stream.waiting_for = WAITS_FOR_RANKS, op, there, len(rendezvous.members)
+        if there == len(rendezvous.members):
+            hold(rendezvous)
         else:
-            yield Need(lambda: bool(meeting.ends))
-        return meeting.ends[stream.rank]
+            yield Need(lambda: bool(rendezvous.ends))
+        return rendezvous.ends[stream.rank]
 
     def _next(self, op: Op, stream: str, rank: int) -> Rendezvous:
         size = self._host.mesh.get(op.axis, 1)
         if size != op.ranks:
             raise MismatchError(f"{op.kind} {op.name} is for {op.ranks} ranks; axis {op.axis!r} has {size}")
         members = self.members(rank, op.axis)
-        turn = self._met[op.axis, stream, rank]
-        self._met[op.axis, stream, rank] += 1
-        meetings = self._held[op.axis, stream, members]
-        if turn == len(meetings):
-            meetings.append(Rendezvous(op, members))
-        other = meetings[turn].op
+        turn = self._turns[op.axis, stream, rank]
+        self._turns[op.axis, stream, rank] += 1
+        known = self._rendezvous_of[op.axis, stream, members]
+        if turn == len(known):
+            known.append(Rendezvous(op, members))
+        other = known[turn].op
         if (other.kind, other.name, other.shape, other.dtype) != (op.kind, op.name, op.shape, op.dtype):
             raise MismatchError(
                 f"rank {rank} comes to {op.kind} {op.name}, others are in {other.kind} {other.name}"
             )
-        return meetings[turn]
+        return known[turn]

@@ -29,7 +29,15 @@ from simcore.machine.trace import State as SpanState
 from simcore.ops.op import Graph, Publication, Roofline
 from simcore.sim.host import latest
 from simcore.sim.simulation import WAITS_FOR_EARLIER, WAITS_FOR_SIGNAL, Outcomes, no_floor
-from simcore.validate.machines.cuts import Meetings, Rendezvous, Segment, met, segments, skipped, units
+from simcore.validate.machines.cuts import (
+    CollectiveMatcher,
+    Rendezvous,
+    Segment,
+    run_collective,
+    segments,
+    skip_ops,
+    units,
+)
 from simcore.validate.machines.host import HostSide, mesh_of
 from simcore.validate.machines.launches import (
     TURN,
@@ -89,7 +97,7 @@ class TorchRun(Device):
         self._roofline = roofline
         self.working: list[Task] = []
         self._streams: dict[tuple[int, str], Stream] = {}
-        self._meetings = Meetings(self._host)
+        self._collectives = CollectiveMatcher(self._host)
         self._segments: dict[int, tuple[Graph, tuple[int, ...], tuple[Segment, ...]]] = {}
         self._ids = itertools.count()
         # The last span on the processor, and its end.
@@ -189,15 +197,15 @@ class TorchRun(Device):
             for signal in launch.signals:
                 stream.waiting_for = WAITS_FOR_SIGNAL, launch, signal
                 yield from signal.done()
-            have_met = False
+            after_collective = False
             for segment in found:
-                if have_met:
+                if after_collective:
                     yield TURN
                 # Turns come between replays and after collectives with others: all ranks there go on alike.
-                have_met = segment.collective and self._meetings.joins(launch.rank, segment.ops[0])
+                after_collective = segment.collective and self._collectives.joins(launch.rank, segment.ops[0])
                 if segment.collective:
                     brings = launch, replay
-                    end = yield from self._meetings.meet(segment.ops[0], stream, brings, self._hold)
+                    end = yield from self._collectives.meet(segment.ops[0], stream, brings, self._hold)
                 else:
                     end = [self._run_on(rank, launch, segment, replay) for rank in stream.lanes][-1]
             launch.ticket.ran += 1
@@ -244,22 +252,22 @@ class TorchRun(Device):
 
     def _skip_on(self, rank: int, launch: Launch, found: Sequence[Segment], replay: int) -> Cause:
         cause = self.moment(rank)
-        skipped(self.states[rank], (op for segment in found for op in segment.ops))
+        skip_ops(self.states[rank], (op for segment in found for op in segment.ops))
         return self._record(rank, launch, replay, "skipped", cause, (cause.at_s, self.now()), [])
 
     # -- ranks that meet, flags ----------------------------------------------------------------------
 
-    def _hold(self, meeting: Rendezvous) -> None:
+    def _hold(self, rendezvous: Rendezvous) -> None:
         """Runs the collective of each group of ranks along the axis; the last rank has arrived."""
-        for group, leader_of in self._meetings.groups(meeting):
+        for group, leader_of in self._collectives.groups(rendezvous):
             cause, states, id_ = self.moment(0), [self.states[rank] for rank in group], next(self._ids)
-            met(states, meeting.op)
+            run_collective(states, rendezvous.op)
             times = cause.at_s, self.now()
-            ops = [measured(meeting.op, times[1] - times[0], BY_CLOCK)]
+            ops = [measured(rendezvous.op, times[1] - times[0], BY_CLOCK)]
             for rank in group:
-                launch, replay = meeting.arrived[leader_of[rank]]
-                meeting.ends[leader_of[rank]] = self._record(
-                    rank, launch, replay, "collective", cause, times, ops, meeting=id_, members=group
+                launch, replay = rendezvous.arrived[leader_of[rank]]
+                rendezvous.ends[leader_of[rank]] = self._record(
+                    rank, launch, replay, "collective", cause, times, ops, collective_id=id_, members=group
                 )
 
     def _write_flags(self, sets: Mapping[Flag, Setting]) -> None:
@@ -287,7 +295,7 @@ class TorchRun(Device):
         *,
         id_: int | None = None,
         progress: tuple[tuple[float, float], ...] = (),
-        meeting: int | None = None,
+        collective_id: int | None = None,
         members: tuple[int, ...] = (),
     ) -> Cause:
         """Appends a span and returns its end; without `progress` its work is done at one rate."""
@@ -296,7 +304,7 @@ class TorchRun(Device):
         span = Span(
             id_, launch.id, rank, "wire" if state == "wire" else launch.stream, launch.graph.name, state,
             launch.issued_s, *times, cause, after, tuple(ops),
-            progress or ((times[0], 0.0), (times[1], times[1] - times[0])), meeting, members, replay,
+            progress or ((times[0], 0.0), (times[1], times[1] - times[0])), collective_id, members, replay,
         )  # fmt: skip
         self.trace.spans.append(span)
         sources = self.trace.rows.sources

@@ -40,8 +40,8 @@ from simcore.validate.machines.cuda.memory import Memory, StreamLog
 from simcore.validate.machines.cuda.parts import Arrival, CardTicket, RankStream
 from simcore.validate.machines.cuda.plan import Plan, Stage, plan_key, stages
 from simcore.validate.machines.cuda.records import Clocks, HostMoment, Record, Resolver, SharedOut, Taken
-from simcore.validate.machines.cuda.stages import Nodes, StageQueue, fill, met_behind
-from simcore.validate.machines.cuts import Meetings, Rendezvous, skipped
+from simcore.validate.machines.cuda.stages import Nodes, StageQueue, fill, run_collective_behind
+from simcore.validate.machines.cuts import CollectiveMatcher, Rendezvous, skip_ops
 from simcore.validate.machines.host import HostSide, mesh_of
 from simcore.validate.machines.launches import (
     TURN,
@@ -160,12 +160,12 @@ class CardRun(Device):
         self._outcomes, self._shared, self.trace.warmup_launches = outcomes, shared, warmup_launches
         self._streams: dict[tuple[int, str], Stream] = {}
         self.working: list[Task] = []
-        self._meetings = Meetings(self._host)
+        self._collectives = CollectiveMatcher(self._host)
         self._records: list[Record] = []
         self._marks: list[tuple[int, str, list[Any]]] = []
         # The ends that the host of each rank has waited for last.
         self._since: dict[int, tuple[Any, ...]] = {}
-        self._ids, self._met = itertools.count(), itertools.count()
+        self._ids, self._collective_ids = itertools.count(), itertools.count()
         # Publications of a (name, rank) that have been queued; how many a rank takes for certain.
         self._sent: dict[tuple[str, int], int] = defaultdict(int)
         self._takes: dict[tuple[str, int, int], int] = defaultdict(int)
@@ -554,16 +554,16 @@ class CardRun(Device):
         at.events = [self.api.record(lane.stream) for lane in at.stream.lanes]
         for lane, event in zip(at.stream.lanes, at.events, strict=True):
             lane.tail = event
-        return self._meetings.meet(at.stage.ops[0], at.stream, at, self._hold)
+        return self._collectives.meet(at.stage.ops[0], at.stream, at, self._hold)
 
-    def _hold(self, meeting: Rendezvous) -> None:
+    def _hold(self, rendezvous: Rendezvous) -> None:
         """Runs the collective of each group of ranks along the axis; the last rank has arrived."""
-        arrivals: Mapping[int, Arrival] = meeting.arrived
-        holders = [self._hold_group(arrivals, *each) for each in self._meetings.groups(meeting)]
+        arrivals: Mapping[int, Arrival] = rendezvous.arrived
+        holders = [self._hold_group(arrivals, *each) for each in self._collectives.groups(rendezvous)]
         writers = [at for at in arrivals.values() if at.writes_flags]
         if writers:
             self._write_flags_together(writers, list(arrivals.values()), holders)
-        meeting.ends.update(dict.fromkeys(arrivals, True))
+        rendezvous.ends.update(dict.fromkeys(arrivals, True))
 
     def _hold_group(
         self, arrivals: Mapping[int, Arrival], group: tuple[int, ...], leader_of: Mapping[int, int]
@@ -580,18 +580,18 @@ class CardRun(Device):
         before, queued_from_s = self.api.record(holder.stream), self.now()
         states, op = [self.states[rank] for rank in group], first.stage.ops[0]
         gate = first.gate[0].memory.gate if first.gate is not None else None
-        nodes: Nodes = lambda: [partial(met_behind, gate, states, op)]  # noqa: E731
+        nodes: Nodes = lambda: [partial(run_collective_behind, gate, states, op)]  # noqa: E731
         self._stages.queue(holder, first.plan, first.stage.index, states, nodes, ())
         queued_at_s = self.now()
         for state in states:
-            skipped(state, [op])
-        after, number = self.api.record(holder.stream), next(self._met)
+            skip_ops(state, [op])
+        after, number = self.api.record(holder.stream), next(self._collective_ids)
         waited = tuple([lane.last for lane in lanes]) + tuple(x for at in came for x in at.waited)
         for rank, at, place, lane in zip(group, came, places, lanes, strict=True):
             record = Record(
                 next(self._ids), at.launch, rank, at.stream.name, "collective", at.replay, at.stage.first, 1,
                 at.launch.sizes_at(at.replay), queued_from_s, queued_at_s, after, before, lane.last, waited,
-                at.gate, at.heads[place], meeting=number, members=group,
+                at.gate, at.heads[place], collective_id=number, members=group,
             )  # fmt: skip
             at.heads[place] = at.heads[place] or record
             if lane is not holder:

@@ -90,4 +90,4 @@ class Arrival:
     @property
     def writes_flags(self) -> bool:
         """Whether its flags are written at the end of this collective."""
-        return self.plan.writes_flags_in_meeting and self.stage is self.plan.stages[-1]
+        return self.plan.writes_flags_in_collective and self.stage is self.plan.stages[-1]

@@ -52,7 +52,7 @@ class Plan:
         return self.gated or bool(self.signals)
 
     @property
-    def writes_flags_in_meeting(self) -> bool:
+    def writes_flags_in_collective(self) -> bool:
         """Whether the flags are written when the last stage, a collective, ends."""
         return self.settings is not None and self.stages[-1].kind == "collective"
 

@@ -87,7 +87,7 @@ class Record:
     gate: tuple[StreamLog, int] | None = None
     head: "Record | None" = None
     publication: Publication | None = None
-    meeting: int | None = None
+    collective_id: int | None = None
     members: tuple[int, ...] = ()
     start_s: float = 0.0
     end_s: float = 0.0
@@ -170,7 +170,7 @@ class Resolver:
     clocks: Clocks
     shared: SharedOut
     published: dict[tuple[str, int], list[Record]] = field(default_factory=dict)
-    _meetings: dict[int, tuple[float, float, Cause]] = field(default_factory=dict)
+    _collectives: dict[int, tuple[float, float, Cause]] = field(default_factory=dict)
     # When the last rank's host issued the launch of a collective.
     _issued_s: dict[int, float] = field(default_factory=dict)
 
@@ -180,9 +180,9 @@ class Resolver:
             record.skipped = record.gate is not None and record.gate[0].at(record.gate[1]) == 0
         self.clocks.move(max((self._early_s(record) for record in records), default=0.0))
         for record in records:
-            if record.meeting is not None:
-                issued_s = self._issued_s.get(record.meeting, 0.0)
-                self._issued_s[record.meeting] = max(issued_s, record.launch.issued_s)
+            if record.collective_id is not None:
+                issued_s = self._issued_s.get(record.collective_id, 0.0)
+                self._issued_s[record.collective_id] = max(issued_s, record.launch.issued_s)
             record.end_s = max(0.0, self.clocks.at(record.after))
         for record in records:
             if record.publication is not None and not record.skipped:
@@ -238,12 +238,12 @@ class Resolver:
             # A skipped replay is one span.
             record.head.until_s = max(record.head.until_s, record.end_s)
             return
-        if record.meeting is not None and record.meeting in self._meetings:
-            record.start_s, record.end_s, record.cause = self._meetings[record.meeting]
+        if record.collective_id is not None and record.collective_id in self._collectives:
+            record.start_s, record.end_s, record.cause = self._collectives[record.collective_id]
             return
         device, issued_s = self._last_waited(record), record.launch.issued_s
-        if record.meeting is not None:
-            issued_s = self._issued_s[record.meeting]
+        if record.collective_id is not None:
+            issued_s = self._issued_s[record.collective_id]
         if device.span is not None and device.at_s >= max(record.queued_at_s, issued_s):
             record.start_s, record.cause = device.at_s, device
         else:
@@ -253,8 +253,8 @@ class Resolver:
             record.start_s = max(earliest_s, min(record.queued_at_s, record.end_s - self._floor_s(record)))
             record.cause = Cause(self.cause(record.launch.since).span, record.start_s, host=True)
         record.end_s = max(record.end_s, record.start_s)
-        if record.meeting is not None:
-            self._meetings[record.meeting] = record.start_s, record.end_s, record.cause
+        if record.collective_id is not None:
+            self._collectives[record.collective_id] = record.start_s, record.end_s, record.cause
 
     def _last_waited(self, record: Record) -> Cause:
         """Returns the last end of all that a record waited for. Raises OrderError if the card did not wait
@@ -284,7 +284,7 @@ class Resolver:
         return Span(
             record.id, launch.id, record.rank, record.stream, launch.graph.name,
             "skipped" if record.skipped else record.state, launch.issued_s, record.start_s, end_s,
-            record.cause, after, ops, progress, None if record.skipped else record.meeting,
+            record.cause, after, ops, progress, None if record.skipped else record.collective_id,
             () if record.skipped else record.members, record.replay,
         )  # fmt: skip
 

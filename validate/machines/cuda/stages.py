@@ -18,7 +18,7 @@ from simcore.validate.machines.cuda.cuda_api import CudaApi
 from simcore.validate.machines.cuda.memory import Memory, StreamLog
 from simcore.validate.machines.cuda.parts import RankStream
 from simcore.validate.machines.cuda.plan import Plan, Stage
-from simcore.validate.machines.cuts import met, skipped, units
+from simcore.validate.machines.cuts import run_collective, skip_ops, units
 from simcore.validate.machines.launches import Launch, Stream
 
 # Makes the calls that are captured one after another; called only for stages not yet captured.
@@ -76,7 +76,7 @@ class StageQueue:
                 self.captures += 1
             plan.captured[key] = replay, None
             if states:
-                skipped(states[0], ops)
+                skip_ops(states[0], ops)
                 plan.captured[key] = replay, states[0].key()
                 states[0].restore(keys[0])
         return plan.captured[key]
@@ -171,10 +171,10 @@ def _executed(state: Any, ops: Sequence[Op], gate: Tensor | None) -> None:
                 state.execute(unit)
 
 
-def met_behind(gate: Tensor | None, states: Sequence[Any], op: Op) -> None:
+def run_collective_behind(gate: Tensor | None, states: Sequence[Any], op: Op) -> None:
     """Runs a collective of the states of a group, behind a gate."""
     with gated(gate):
-        met(states, op)
+        run_collective(states, op)
 
 
 @contextmanager
