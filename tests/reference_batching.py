@@ -199,7 +199,7 @@ class Server:
             line = self.sent_back or self.line
             s = line[0]
             length = s.prompt + s.generated
-            found = self._found(s, length)
+            found = self._hit_blocks(s, length)
             have = len(found) * self.rules.block_tokens
             tokens = min(length - have, left)
             new = -(-(have + tokens) // self.rules.block_tokens) - len(found)
@@ -252,7 +252,7 @@ class Server:
                 block.holds = tuple(s.tokens[: (i + 1) * size])
                 self.known.append(block)
 
-    def _found(self, s: Job, length: int) -> list[Block]:
+    def _hit_blocks(self, s: Job, length: int) -> list[Block]:
         """The blocks that hold the beginning of it, as far as they are known, without its last token."""
         size, found = self.rules.block_tokens, list[Block]()
         for i in range((length - 1) // size):

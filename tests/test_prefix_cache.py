@@ -39,7 +39,7 @@ def tokens_of(asked: Request) -> list[int]:
 
 def serve(cache: PrefixCache, asked: Request) -> int:
     """One request from its beginning to its end, alone; how many tokens of its prompt it found."""
-    found = cache.found(asked)
+    found = cache.lookup(asked)
     have = len(found) * cache.block
     cache.admit(asked, found)
     cache.extend(asked, have, asked.prompt_tokens - have)
@@ -184,7 +184,7 @@ def step(
     """Somebody begins or goes on with a prompt; False where blocks are too few."""
     if asked and random.random() < 0.4:
         one = asked[-1]
-        found = cache.found(one)
+        found = cache.lookup(one)
         tokens = tokens_of(one)
         assert len(found) * cache.block < one.prompt_tokens + one.generated
         for i, at in enumerate(found):
@@ -229,8 +229,8 @@ def test_two_that_compute_the_same_at_once_have_a_copy_each() -> None:
     assert [cache.release(one) for one in alike] == [2, 2]
     # Of both copies the one that was computed first is used, and taken out of the queue.
     third = request(2, ((7, 8),), 9)
-    assert cache.found(third) == [0, 2]
-    cache.admit(third, cache.found(third))
+    assert cache.lookup(third) == [0, 2]
+    cache.admit(third, cache.lookup(third))
     cache.extend(third, 8, 1)
     # What was taken was at the head: the end of the first one's copy is in use, so the second's is gone.
     assert cache.copies == {next(identities(third, 0, 1, 4)): [1]}

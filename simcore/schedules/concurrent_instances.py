@@ -19,15 +19,15 @@ from simcore.workload.requests import END, REQUESTS, Journal, Request
 
 @dataclass(slots=True)
 class _Pool:
-    """The instances, by number: `free`: a heap of idle ones; `line`: the waiting requests."""
+    """The instances, by number: `free`: a heap of idle ones; `waiting`: the requests in order."""
 
     free: list[int]
-    line: deque[Request] = field(default_factory=deque)
+    waiting: deque[Request] = field(default_factory=deque)
     running: dict[int, Ticket] = field(default_factory=dict)
 
     def levels(self) -> tuple[int, int]:
         """The numbers of waiting requests and of running instances."""
-        return len(self.line), len(self.running)
+        return len(self.waiting), len(self.running)
 
 
 def concurrent_instances(
@@ -47,7 +47,7 @@ def concurrent_instances(
             item.instance = m.rank
             journal.reject(item, m.now())
             continue
-        pool.line.append(item)
+        pool.waiting.append(item)
         if pool.free:
             number = heappop(pool.free)
             pool.running[number] = m.spawn(_instance(m, model, journal, pool, number))
@@ -57,8 +57,8 @@ def concurrent_instances(
 
 def _instance(m: Machine, model: ServedDecoder, journal: Journal, pool: _Pool, number: int) -> Program:
     """Serves requests from the queue, one after another, until none waits."""
-    while pool.line:
-        request = pool.line.popleft()
+    while pool.waiting:
+        request = pool.waiting.popleft()
         yield from run_to_end(m, model, journal, [request], pool.levels, stream=f"instance {number}")
     del pool.running[number]
     heappush(pool.free, number)

@@ -229,7 +229,7 @@ def _schedule_prompts(server: _Server, now_s: float, *, admit: bool) -> list[tup
         and (server.preempted or server.waiting)
     ):
         request = server.preempted[0] if server.preempted else server.waiting[0][2]
-        hit_blocks = cache.found(request) if cache is not None else []
+        hit_blocks = cache.lookup(request) if cache is not None else []
         hit_tokens = len(hit_blocks) * kv.block
         tokens = min(_prompt(request) - hit_tokens, left)
         # Cached blocks that no request holds count as free, so a hit takes them from the free blocks.

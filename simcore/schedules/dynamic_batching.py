@@ -27,12 +27,12 @@ Levels = Callable[[], tuple[int, int]]
 
 @dataclass(slots=True)
 class _Queue:
-    """The waiting requests (`line`), in order; `capacity`: tokens that the KV cache has room for."""
+    """The queue. `waiting`: requests in order; `capacity`: tokens that the KV cache has room for."""
 
     m: Machine
     journal: Journal
     capacity: int
-    line: deque[Request] = field(default_factory=deque)
+    waiting: deque[Request] = field(default_factory=deque)
     closed: bool = False
 
     def take(self, items: Iterable[object]) -> None:
@@ -46,7 +46,7 @@ class _Queue:
                 item.instance = self.m.rank
                 self.journal.reject(item, self.m.now())
             else:
-                self.line.append(item)
+                self.waiting.append(item)
 
 
 def dynamic_batching(
@@ -57,36 +57,36 @@ def dynamic_batching(
     queue = _Queue(m, journal, capacity)
     while True:
         queue.take(m.poll(REQUESTS))
-        if not queue.line:
+        if not queue.waiting:
             if queue.closed:
                 return
             queue.take([(yield m.recv(REQUESTS))])
             continue
         yield from _gather(m, queue, window_s, max_batch)
         queue.take(m.poll(REQUESTS))
-        batch = [queue.line.popleft() for _ in range(fitting(queue.line, max_batch, capacity))]
+        batch = [queue.waiting.popleft() for _ in range(fitting(queue.waiting, max_batch, capacity))]
 
         def levels(held: int = len(batch)) -> tuple[int, int]:
             queue.take(m.poll(REQUESTS))
-            return len(queue.line), held
+            return len(queue.waiting), held
 
         yield from run_to_end(m, model, journal, batch, levels)
 
 
 def _gather(m: Machine, queue: _Queue, window_s: float, max_batch: int) -> Program:
     """Waits until the window of the oldest request is over or the batch is full."""
-    while len(queue.line) == fitting(queue.line, max_batch, queue.capacity) < max_batch:
-        left_s = queue.line[0].arrival_s + window_s - m.now()
+    while len(queue.waiting) == fitting(queue.waiting, max_batch, queue.capacity) < max_batch:
+        left_s = queue.waiting[0].arrival_s + window_s - m.now()
         item = (yield m.recv(REQUESTS, timeout_s=left_s)) if left_s > 0.0 else None
         if item is None:
             return
         queue.take([item])
 
 
-def fitting(line: Iterable[Request], max_batch: int, capacity: int) -> int:
+def fitting(waiting: Iterable[Request], max_batch: int, capacity: int) -> int:
     """How many waiting requests, from the first on, fit into the next batch."""
     number = prompts = longest = 0
-    for request in line:
+    for request in waiting:
         prompts += request.prompt_tokens
         longest = max(longest, request.max_tokens)
         if number == max_batch or prompts + (number + 1) * longest > capacity:

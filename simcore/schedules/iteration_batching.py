@@ -24,9 +24,9 @@ class _Server:
     the iteration after which it ends. `kv_tokens`: cached tokens of all running requests; `tokens`: the
     length of every answer."""
 
-    places: int
+    max_running: int
     slot_tokens: int
-    line: deque[Request] = field(default_factory=deque)
+    waiting: deque[Request] = field(default_factory=deque)
     running: deque[Request] = field(default_factory=deque)
     iteration: int = 0
     kv_tokens: int = 0
@@ -42,9 +42,9 @@ def iteration_batching(
     server = _Server(max_batch, slot_tokens)
     while True:
         _take(m, journal, server, m.poll(REQUESTS))
-        joining = min(len(server.line), server.places - len(server.running))
+        joining = min(len(server.waiting), server.max_running - len(server.running))
         if joining:
-            yield from _join(m, model, journal, server, [server.line.popleft() for _ in range(joining)])
+            yield from _join(m, model, journal, server, [server.waiting.popleft() for _ in range(joining)])
         elif server.running:
             yield from _burst(m, model, journal, server)
         elif server.closed:
@@ -70,7 +70,7 @@ def _take(m: Machine, journal: Journal, server: _Server, items: Iterable[object]
             item.instance = m.rank
             journal.reject(item, m.now())
         else:
-            server.line.append(item)
+            server.waiting.append(item)
 
 
 def _join(m: Machine, model: ServedDecoder, journal: Journal, server: _Server, new: list[Request]) -> Program:
@@ -90,7 +90,7 @@ def _join(m: Machine, model: ServedDecoder, journal: Journal, server: _Server, n
     else:
         step = m.launch(model.prefill, sizes=sizes)
     start_s, used = m.now(), decoding + len(new)
-    waiting = len(server.line)
+    waiting = len(server.waiting)
     yield m.wait(step)
     end_s, prompt_tokens = m.now(), sizes["prompt_tokens"]
     journal.step(m.rank, start_s, end_s, 1, decoding, sequences, prompt_tokens, len(new), waiting, used)
@@ -111,9 +111,9 @@ def _burst(m: Machine, model: ServedDecoder, journal: Journal, server: _Server) 
         sizes=decode_sizes(sequences, server.kv_tokens + sequences),
         advance=growth(sequences),
         repeat=server.running[0].held - server.iteration,
-        until=REQUESTS if sequences < server.places else None,
+        until=REQUESTS if sequences < server.max_running else None,
     )
-    start_s, waiting = m.now(), len(server.line)
+    start_s, waiting = m.now(), len(server.waiting)
     yield m.wait(step)
     end_s = m.now()
     journal.step(m.rank, start_s, end_s, step.ran, sequences, sequences, 0, 0, waiting, sequences)

@@ -73,7 +73,7 @@ class PrefixCache:
         """How many blocks no request holds."""
         return self.total - len(self.holders) + len(self.queue)
 
-    def found(self, request: Request) -> list[int]:
+    def lookup(self, request: Request) -> list[int]:
         """The cached blocks of a request: those that hold the beginning of its prompt and answer so far."""
         most = (request.prompt_tokens + request.generated - 1) // self.block
         at = map(self.where.get, identities(request, 0, most, self.block))

@@ -39,7 +39,7 @@ class _Server:
     lengths: list[int]
     live: dict[int, Request] = field(default_factory=dict)
     busy: set[int] = field(default_factory=set)
-    line: deque[Request] = field(default_factory=deque)
+    waiting: deque[Request] = field(default_factory=deque)
     closed: bool = False
 
     @property
@@ -79,7 +79,7 @@ def _fetch(m: Machine, model: ServedDecoder, journal: Journal, server: _Server) 
             item.instance = m.rank
             journal.reject(item, m.now())
             continue
-        server.line.append(item)
+        server.waiting.append(item)
         _admit(m, model, journal, server)
     server.closed = True
     if not server.held:
@@ -90,9 +90,9 @@ def _fetch(m: Machine, model: ServedDecoder, journal: Journal, server: _Server) 
 def _admit(m: Machine, model: ServedDecoder, journal: Journal, server: _Server) -> None:
     """Gives free slots to waiting requests, in order, and starts to compute their prompts."""
     slots = len(server.lengths)
-    while server.line and server.held < slots:
+    while server.waiting and server.held < slots:
         slot = place([s in server.live or s in server.busy for s in range(slots)])
-        request = server.line.popleft()
+        request = server.waiting.popleft()
         request.held, server.lengths[slot] = slot, 0
         server.busy.add(slot)
         m.spawn(_pre_process(m, model, journal, server, request))
@@ -116,7 +116,7 @@ def _pre_process(
     request.instance, request.scheduled_s = m.rank, m.now()
     sizes = step_sizes(0, 0, [(request.prompt_tokens, 0)], 1)
     step = m.launch(model.prefill, stream=f"context {request.held}", sizes=sizes)
-    start_s, waiting, held = m.now(), len(server.line), server.held
+    start_s, waiting, held = m.now(), len(server.waiting), server.held
     yield m.wait(step)
     journal.step(m.rank, start_s, m.now(), 1, 0, 0, request.prompt_tokens, 0, waiting, held)
     m.send(INFERENCE, request, m.rank)
@@ -152,7 +152,7 @@ def _generate(m: Machine, model: ServedDecoder, journal: Journal, server: _Serve
         repeat=1 if newcomers else _longest(server, lengths),
         until=INFERENCE,
     )
-    start_s, waiting, held = m.now(), len(server.line), server.held
+    start_s, waiting, held = m.now(), len(server.waiting), server.held
     yield m.wait(step)
     end_s, decoding = m.now(), len(server.live) - newcomers
     # A first token ends no gap between two tokens, so newcomers do not count as decoding.
@@ -211,7 +211,7 @@ def _move(
         server.lengths[target], server.lengths[source] = server.lengths[source], 0
         server.busy.add(source)
     step = m.launch(model.move, sizes={"tokens": len(moves) * server.slot_tokens})
-    start_s, waiting, held = m.now(), len(server.line), server.held
+    start_s, waiting, held = m.now(), len(server.waiting), server.held
     yield m.wait(step)
     journal.step(m.rank, start_s, m.now(), 1, 0, 0, 0, 0, waiting, held)
     server.busy.difference_update(source for source, _ in moves)
