@@ -125,7 +125,7 @@ def rate(asked: Asked, plan: Plan) -> tuple[bool, str]:
         least = with_load(benches, one, 0.01 * load_of(one.point.scenario.workload, asked.where))
         alone = runner([Ask(least, replica) for replica in range(MANY)])
         return _over(asked, alone) != [], f"plan: no rate; alone {', '.join(_over(asked, alone))} over"
-    best = next(each for each in plan.found.winners if each is not None)
+    best = next(each for each in plan.result.winners if each is not None)
     assert best.value is not None
     requests = best.point.case.axes.requests
     times = requests // one.point.case.axes.requests
@@ -138,7 +138,7 @@ def rate(asked: Asked, plan: Plan) -> tuple[bool, str]:
         value *= 1.01
     if edge is None:
         return False, f"plan {best.value:.4g}, no edge up to {value:.4g}"
-    likely = next(one.likely for group in plan.found.groups for one in group if one.best is best)
+    likely = next(one.likely for group in plan.result.groups for one in group if one.best is best)
     sure, off = (value / (edge / 1.005) - 1.0 for value in (best.value, likely or best.value))
     effort = f"requests 1/{MANY * GRID * requests / plan.requests:.1f} of a grid's of {requests:,}"
     text = f"plan {best.value:.4g}/s for sure, {sure:+.1%}, {likely or 0.0:.4g}/s by means, {off:+.1%}"
@@ -215,7 +215,7 @@ def answered(question: str, random: Random) -> tuple[bool, str]:
         plan = run(asked, jobs=cores(), progress=silent)
         took_s = time.perf_counter() - begun_s
         if question == "servers":
-            best = next((one.value for one in plan.found.winners if one is not None), None)
+            best = next((one.value for one in plan.result.winners if one is not None), None)
             right, words = best == servers, f"plan {best}, Erlang {servers}"
         else:
             right, words = (devices if question == "devices" else rate)(asked, plan)

@@ -102,7 +102,7 @@ def test_the_share_of_unseen_gaps_is_what_steps_leave_of_the_time_between_tokens
     served, steps = result.served, result.journal
     between_s = float(np.nansum(served.finish_s - served.first_token_s))
     seen_s = float(np.sum((steps["end_s"] - steps["start_s"]) * steps["decoding"]))
-    found = _first(table, case, keep_trace=False).found
+    found = _first(table, case, keep_trace=False).case_result
     assert found is not None
     if output == 1:
         assert between_s == 0.0

@@ -506,7 +506,7 @@ def test_a_rate_is_searched_on_a_fleet(tmp_path: Path, monkeypatch: pytest.Monke
 
     def rate(*groups: Document) -> tuple[Plan, float]:
         plan = planned(tmp_path, fleet(*groups, workload=load, slo={"ttft_s": 0.5}), question="rate")
-        (winner,) = plan.found.winners
+        (winner,) = plan.result.winners
         assert winner is not None
         return plan, winner.value
 

@@ -36,7 +36,7 @@ from simcore.planning.alternatives import (
 from simcore.planning.limits import LATENCY, Limit, limits, names, of_slo
 from simcore.planning.plan import Plan, run
 from simcore.planning.points import Benches, Point
-from simcore.planning.questions import Found, Tried, _left_out_early, _nearest, difference, pareto
+from simcore.planning.questions import PlanResult, Tried, _left_out_early, _nearest, difference, pareto
 from simcore.planning.runs import Ask, Finished, Maker, Ran, Runner, simulated
 from simcore.planning.searches import (
     PAIRS,
@@ -962,7 +962,7 @@ def test_what_is_the_same_in_every_run_is_run_once(tmp_path: Path) -> None:
         workload = {**BASE["workload"], **even, "prompt_tokens": lengths}
         workload["output_tokens"] = {"kind": "constant", "value": 4}
         plan = planned(tmp_path, {"base": {**BASE, "workload": workload}, "question": "grid"})
-        (tried,) = plan.found.tried
+        (tried,) = plan.result.tried
         assert (tried.judged.verdict, len(tried.judged.runs)) == ("holds", runs)
         assert ("the same in every run" in plan.answer) == (runs == 1)
 
@@ -1167,7 +1167,7 @@ def test_pairs_are_narrower_than_what_they_are_made_of(tmp_path: Path) -> None:
     document = {"base": {**BASE, "strategies": [strategy]}, "replicas": 10, "certainty": 0.95}
     plan = planned(tmp_path, {**document, "vary": {"seed": [1]}, "constraints": {"e2e_mean_s": 1e-9}}, "grid")
     assert len(plan.lines) == 2
-    a, b = (one.judged for one in plan.found.tried)
+    a, b = (one.judged for one in plan.result.tried)
     _, low, high = difference(a, b, "e2e_mean_s", 0.95) or (0.0, 0.0, 0.0)
     apart = [interval(each.values("e2e_mean_s"), 0.95) or (0.0, 0.0) for each in (a, b)]
     unpaired = sqrt(sum(((end - begin) / 2.0) ** 2 for begin, end in apart))
@@ -1179,7 +1179,7 @@ def test_the_winner_of_a_strategy_is_compared_with_each_other_one(tmp_path: Path
     """At the scenario's load, relative to the winner, by the same requests."""
     strategy = {"kind": "continuous_batching", "token_budget": [64, 2048]}
     document = {"base": {**BASE, "strategies": [strategy]}, "constraints": {"e2e_mean_s": 0.1}, "replicas": 5}
-    found = planned(tmp_path, document, "strategy").found
+    found = planned(tmp_path, document, "strategy").result
     (winner,) = found.winners
     assert winner is not None
     assert {pair.a.alternative for pair in found.pairs} == {winner.alternative}
@@ -1214,9 +1214,9 @@ def test_beside_the_fewest_devices_stands_the_nearest_number_of_any_way() -> Non
 
 def test_the_next_smaller_number_may_do_if_any_does_at_fast_prices() -> None:
     holds, fails = (Judged(point(1), (), verdict) for verdict in ("holds", "fails"))  # type: ignore[arg-type]
-    assert Found(at_fast_prices={0: fails, 1: holds}).at_fast_holds
-    assert not Found(at_fast_prices={0: fails, 1: fails}).at_fast_holds
-    assert not Found().at_fast_holds
+    assert PlanResult(at_fast_prices={0: fails, 1: holds}).at_fast_holds
+    assert not PlanResult(at_fast_prices={0: fails, 1: fails}).at_fast_holds
+    assert not PlanResult().at_fast_holds
 
 
 def test_of_ways_that_cannot_be_the_first_is_told(tmp_path: Path) -> None:
@@ -1350,7 +1350,7 @@ def test_staffing_is_that_of_erlang_c(case: int, tmp_path: Path) -> None:
     rng = np.random.default_rng(SEED + case)
     need, load = int(rng.integers(2, 8)), float(rng.uniform(0.6, 0.8))
     plan = planned(tmp_path, staffing(need, load, seed=int(rng.integers(1, 1000)), requests=600))
-    (best,) = [one for one in plan.found.winners if one is not None]
+    (best,) = [one for one in plan.result.winners if one is not None]
     assert best.value == need
 
 

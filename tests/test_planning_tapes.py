@@ -346,7 +346,7 @@ def plan_of(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
     head = "TIMESTAMP,ContextTokens,GeneratedTokens"
     (folder / "trace.csv").write_text("\n".join([head, *rows]) + "\n", encoding="utf-8")
     plan = planned_in(MadeUp(), {"base": BASE, **SETUPS[name]}, folder, monkeypatch)
-    found = plan.found
+    found = plan.result
     yield f"{name}: {plan.simulated} runs, {plan.requests} requests"
     yield from (f"  {tried_text(one)}" for one in found.tried)
     for place, (group, winner) in enumerate(zip(found.groups, found.winners, strict=False)):
@@ -376,7 +376,7 @@ def test_pairs_of_a_strategy_have_as_many_requests_as_any_of_them_took(
     base = copy.deepcopy({**BASE, "devices": 4})
     base["workload"]["arrivals"]["rate_per_s"] = 50.0
     document = {"base": base, "question": "strategy"}
-    found = planned_in(MadeUp(), document, tmp_path, monkeypatch).found
+    found = planned_in(MadeUp(), document, tmp_path, monkeypatch).result
     took = {one.point.case.axes.requests for one in found.tried if one.value == 50.0}
     assert len(took) > 1
     assert found.pairs
@@ -395,7 +395,7 @@ def test_doublings_meet_the_greatest_number_that_is_tried(
         "constraints": {"ttft_p99_s": 1e-9},
     }
     document |= {"over": over} if over else {}
-    found = planned_in(MadeUp(), document, tmp_path, monkeypatch).found
+    found = planned_in(MadeUp(), document, tmp_path, monkeypatch).result
     assert found.winners == [None]
     assert [one.value for one in found.tried] == [2**i for i in range(17 if over else 11)]
 
@@ -403,8 +403,8 @@ def test_doublings_meet_the_greatest_number_that_is_tried(
 def test_where_no_rate_holds_there_is_no_winner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     document = {"question": "rate", "base": {**BASE, "devices": 4}, "constraints": {"ttft_p99_s": 1e-9}}
     plan = planned_in(MadeUp(), document, tmp_path, monkeypatch)
-    assert plan.found.winners == [None]
-    assert [one.best for one in plan.found.groups[0]] == [None] * 4
+    assert plan.result.winners == [None]
+    assert [one.best for one in plan.result.groups[0]] == [None] * 4
     assert plan.answer.startswith("Nothing that was tried keeps")
 
 
@@ -419,7 +419,7 @@ def test_another_field_than_devices_may_need_thousands(
 
     document = {"question": "devices", "over": "strategies.0.token_budget", "base": SINGLE}
     document |= {"constraints": {"ttft_p99_s": 1.0}}
-    (winner,) = planned_in(Budgets(), document, tmp_path, monkeypatch).found.winners
+    (winner,) = planned_in(Budgets(), document, tmp_path, monkeypatch).result.winners
     assert winner is not None
     assert winner.value == 5000
 
@@ -430,8 +430,8 @@ def test_servers_too_large_for_the_devices_that_are_searched_leave_the_others(
     base = {**BASE, "strategies": [{"kind": "continuous_batching", "ranks": [1, 4]}]}
     document = {"question": "devices", "between": [1, 3], "base": base}
     plan = planned_in(MadeUp(), document, tmp_path, monkeypatch)
-    assert {one.point.case.ranks for one in plan.found.tried} == {1}
-    assert plan.found.winners != [None]
+    assert {one.point.case.ranks for one in plan.result.tried} == {1}
+    assert plan.result.winners != [None]
 
 
 @pytest.mark.parametrize(("power", "most_s", "end"), [(0.0, 1.0, 1e6), (0.01, 1e-9, 1e-6)])
@@ -447,7 +447,7 @@ def test_rates_from_one_in_a_million_seconds_to_a_million_a_second_are_searched(
             return Ran({"ttft_p99_s": 0.1 * (ask.point.case.axes.rate_per_s or 0.0) ** power})
 
     document = {"question": "rate", "base": SINGLE, "constraints": {"ttft_p99_s": most_s}}
-    found = planned_in(Steady(), document, tmp_path, monkeypatch).found
+    found = planned_in(Steady(), document, tmp_path, monkeypatch).result
     rates = [one.value for one in found.tried if one.value is not None]
     assert (max(rates) if power == 0.0 else min(rates)) == end
 
@@ -465,7 +465,7 @@ def test_a_way_of_running_is_searched_up_to_the_cost_of_a_known_one(
     ways = [[{"kind": "continuous_batching", "ranks": ranks}] for ranks in (1, 4)]
     document = {"question": "cost", "cost_per_hour": {"h200-sxm": 3.0}, "vary": {"strategies": ways}}
     document |= {"base": BASE, "constraints": {"ttft_p99_s": 1.0}}
-    found = planned_in(Twenty(), document, tmp_path, monkeypatch).found
+    found = planned_in(Twenty(), document, tmp_path, monkeypatch).result
     tried = {ranks: [one.value for one in found.tried if one.point.case.ranks == ranks] for ranks in (1, 4)}
     assert tried == {1: [1, 2, 3], 4: [1]}
     (winner,) = found.winners
@@ -486,6 +486,6 @@ def test_the_fewest_devices_may_cost_more(tmp_path: Path, monkeypatch: pytest.Mo
     document |= {"constraints": {"ttft_p99_s": 1.0}}
     for question, best in (("devices", (3, 15.0)), ("cost", (4, 4.0))):
         asked = {**document, "question": question}
-        (winner,) = planned_in(ThreeOrFour(), asked, tmp_path, monkeypatch).found.winners
+        (winner,) = planned_in(ThreeOrFour(), asked, tmp_path, monkeypatch).result.winners
         assert winner is not None
         assert (winner.point.case.axes.devices, winner.cost_per_hour) == best

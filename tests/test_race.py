@@ -217,7 +217,7 @@ def test_a_plan_says_who_was_left_out_early(tmp_path: Path) -> None:
     assert all("(limit " in note or "faster than" in note for note in others)
     # Every way has its points in the table; the answer is of those that were searched in full.
     assert {line["vary.strategies.0.max_batch"] for line in found.lines} == set(BATCHES)
-    (group,) = found.found.groups
+    (group,) = found.result.groups
     ended = [one for one in group if one.best is None]
     assert str(len(ended)) in first
     assert all(one.next_worse is not None and one.next_worse.judged.verdict == "fails" for one in ended)
@@ -230,17 +230,17 @@ def test_a_plan_that_leaves_out_early_has_the_winner_of_one_that_does_not(
 ) -> None:
     early = planned(tmp_path, plan_of(BATCHES), question)
     full = planned(tmp_path, plan_of(BATCHES, leave_out_early=False), question)
-    one, other = (found.found.winners[0] for found in (early, full))
+    one, other = (found.result.winners[0] for found in (early, full))
     assert one is not None
     assert other is not None
     assert (one.alternative.settings, one.value) == (other.alternative.settings, other.value)
     assert full.notes == []
     assert len(early.lines) < len(full.lines)
-    assert len(early.found.pairs) == len(full.found.pairs)
+    assert len(early.result.pairs) == len(full.result.pairs)
 
 
 @slow
 def test_few_ways_are_all_searched_in_full(tmp_path: Path) -> None:
     found = planned(tmp_path, plan_of([1, 8]), "rate")
     assert found.notes == []
-    assert all(one.best is not None for one in found.found.groups[0])
+    assert all(one.best is not None for one in found.result.groups[0])

@@ -81,7 +81,7 @@ def test_a_swing_is_that_of_a_plan_with_the_change(plan: Plan, tmp_path: Path) -
         alone = planned(tmp_path, {**GRID, "base": {**BASE, **change}})
         swing = swings[place]
         # Both see the same replicas as far as they go.
-        (judged,) = [one.judged for one in alone.found.tried]
+        (judged,) = [one.judged for one in alone.result.tried]
         values = judged.values("e2e_p99_s")
         assert swing.value == pytest.approx(fmean(values), rel=1e-9)
         assert swing.verdict == judged.verdict
@@ -116,17 +116,17 @@ def test_a_limit_breaks_where_bisection_says(tmp_path: Path) -> None:
         base = {**BASE, "workload": workload}
         return planned(tmp_path, {**GRID, "base": base, "constraints": {"e2e_p50_s": limit_s}, **more})
 
-    median_s = asked(100, 10.0).found.tried[0].judged.mean("e2e_p50_s")
+    median_s = asked(100, 10.0).result.tried[0].judged.mean("e2e_p50_s")
     assert median_s is not None
     broken = asked(100, 1.1 * median_s, sensitivity=True)
     swing = next(one for one in broken.swings if (one.factor, one.times) == ("answers' lengths", 1.2))
-    assert broken.found.tried[0].judged.holds
+    assert broken.result.tried[0].judged.holds
     assert swing.verdict == "fails"
     assert swing.breaks_at is not None
     assert 1.0 < swing.breaks_at <= 1.2
     assert f"answers' lengths x {swing.breaks_at:.3g}" in broken.answer
     for times, holds in ((swing.breaks_at, False), (swing.breaks_at / 1.2 ** (1.0 / 2**STEPS), True)):
-        assert asked(round(100 * times), 1.1 * median_s).found.tried[0].judged.holds == holds
+        assert asked(round(100 * times), 1.1 * median_s).result.tried[0].judged.holds == holds
 
 
 def test_words_name_only_swings_that_are_sure() -> None:

@@ -1289,7 +1289,7 @@ def test_the_first_run_with_each_set_of_prices_is_in_this_process(monkeypatch: p
     ):
         table = bench(document(workload=workload(requests), replicas=replicas, price_interval=None))  # type: ignore[arg-type]
         table = replace(table, hardware=replace(table.hardware, jobs=5))
-        serving_study._all_found(table, list(cases(table)), lambda done, of: None)
+        serving_study._all_results(table, list(cases(table)), lambda done, of: None)
         rest = len(requests) * replicas - first_ones
         assert shared[-2:] == [(first_ones, 1), (rest, 5)]
 
@@ -1297,7 +1297,7 @@ def test_the_first_run_with_each_set_of_prices_is_in_this_process(monkeypatch: p
 def test_device_time_by_source_is_summed_over_replicas() -> None:
     table = bench(document(replicas=2))
     (case,) = cases(table)
-    (found,) = serving_study._all_found(table, [case], lambda done, of: None)
+    (found,) = serving_study._all_results(table, [case], lambda done, of: None)
     each = [table.run(case, replica).trace.rows.sources for replica in range(2)]
     assert found.sources == {name: pytest.approx(sum(of[name] for of in each)) for name in each[0]}
 
@@ -1310,8 +1310,8 @@ def test_at_both_ends_of_prices_the_window_of_a_closed_loop_is_by_its_own_answer
         (case,) = cases(table)
         found = serving_study._first(table, case, keep_trace=False)
         assert not found.window.whole
-        assert found.found is not None
-        ends = found.found.ends
+        assert found.case_result is not None
+        ends = found.case_result.at_price_ends
         for name in ("window_begin_s", "window_end_s"):
             low, value, high = (of[name][0] for of in (ends["low"], found.figures, ends["high"]))
             assert low < value < high if arrivals is closed else low == value == high  # type: ignore[operator]

@@ -40,7 +40,7 @@ from simcore.studies.serving.laws import _before
 from simcore.studies.serving.published import _same
 from simcore.studies.tiling import study
 from simcore.studies.tiling.cases import cases, model_of
-from simcore.studies.tiling.figures import Found
+from simcore.studies.tiling.figures import CaseResult
 from simcore.studies.tiling.launches import _stretches
 from simcore.studies.tiling.memory import memory
 from simcore.studies.tiling.scenario import TilingScenario
@@ -463,10 +463,10 @@ def test_stretches_are_the_values_again_and_as_few_as_can_be(seed: int) -> None:
 
 
 def test_the_ratio_of_measured_runs_is_from_the_least_over_the_largest_on() -> None:
-    def measured(*seconds: float) -> Found:
+    def measured(*seconds: float) -> CaseResult:
         (case, *_) = cases(parse_scenario(document(tokens=64), "t"))  # type: ignore[arg-type]
         runs: Any = [{"total_s": (each, "s")} for each in seconds]
-        return Found(case, {}, {}, runs, [{}], 0.0, {}, {}, measured=True, stays=False)  # type: ignore[arg-type]
+        return CaseResult(case, {}, {}, runs, [{}], 0.0, {}, {}, measured=True, stays=False)  # type: ignore[arg-type]
 
     row = study._ratio(measured(6.0, 5.0, 8.0), measured(2.0, 0.5, 4.0), "total_s", "speedup", "runs")
     assert (row.value, row.low, row.high) == (3.0, 5.0 / 4.0, 8.0 / 0.5)

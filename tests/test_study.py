@@ -27,7 +27,7 @@ def row(label: str, value: float | None, rate: float = 0.65) -> Row:
 
 def test_every_change_of_sign_is_found() -> None:
     found = crossing(lambda x: (x - 3.0) * (30.0 - x), [1.0, 10.0, 100.0])
-    assert found.places == (pytest.approx(3.0, rel=0.01), pytest.approx(30.0, rel=0.01))
+    assert found.crossings == (pytest.approx(3.0, rel=0.01), pytest.approx(30.0, rel=0.01))
     assert not found.ahead_at_low
     assert crossing(lambda x: 1.0, [1.0, 10.0]).at is None
     assert crossing(lambda x: 5.0 - x, [0.0, 8.0]).ahead_at_low

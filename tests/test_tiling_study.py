@@ -318,7 +318,7 @@ def test_of_measured_runs_the_one_of_median_total_comes_first(monkeypatch: pytes
     runs = iter([replace(usual, ended_s=ended_s) for ended_s in ends])
     monkeypatch.setattr(own, "device", replace(own.device, start=lambda setup: None, repeats=3))
     monkeypatch.setattr(own, "run", lambda case: next(runs))
-    found, first_run = study._found(own, case)
+    found, first_run = study._case_result(own, case)
     assert first_run.ended_s[-1] == 7.0
     assert found.runs[0]["total_s"][0] == 7.0
     assert sorted(run["total_s"][0] for run in found.runs) == [5.0, 7.0, 9.0]

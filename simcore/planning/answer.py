@@ -6,7 +6,7 @@ from simcore.planning.limits import Limit, metric_text, value_text
 from simcore.planning.questions import (
     DEVICES,
     Answered,
-    Found,
+    PlanResult,
     Tried,
     beyond,
     joules_per_token,
@@ -23,13 +23,13 @@ WORTH_SAYING = 1.005
 MOST_LISTED = 4
 
 
-def answer(asked: Asked, found: Found) -> str:
+def answer(asked: Asked, found: PlanResult) -> str:
     """Returns the answer."""
     says = {"devices": _devices, "cost": _cost, "rate": _rate, "strategy": _rate, "grid": _grid}
     return says[asked.question](asked, found)
 
 
-def _by_load(asked: Asked, found: Found, says: Callable[[Tried, str], str]) -> str:
+def _by_load(asked: Asked, found: PlanResult, says: Callable[[Tried, str], str]) -> str:
     """Returns a sentence for each load, that of a winner by `says`, and what is beyond it. Of several loads
     the first has the limits, and what all have in common stands at the end."""
     sentences: list[str] = []
@@ -50,7 +50,7 @@ def _by_load(asked: Asked, found: Found, says: Callable[[Tried, str], str]) -> s
     return _joined(sentences) + end
 
 
-def _devices(asked: Asked, found: Found) -> str:
+def _devices(asked: Asked, found: PlanResult) -> str:
     return _by_load(asked, found, lambda winner, load: f"{_needed(asked, winner)} {load}")
 
 
@@ -64,7 +64,7 @@ def _carry(one: Tried) -> str:
     return "carries" if one.point.case.axes.devices == 1 else "carry"
 
 
-def _cost(asked: Asked, found: Found) -> str:
+def _cost(asked: Asked, found: PlanResult) -> str:
     def says(winner: Tried, load: str) -> str:
         per_million = cost_per_million(winner)
         each = "" if per_million is None else f", {per_million:.3g} per million output tokens"
@@ -73,7 +73,7 @@ def _cost(asked: Asked, found: Found) -> str:
     return _by_load(asked, found, says)
 
 
-def _rate(asked: Asked, found: Found) -> str:
+def _rate(asked: Asked, found: PlanResult) -> str:
     sentences = []
     for i, (group, winner) in enumerate(zip(found.groups, found.winners, strict=True)):
         axes = group[0].alternative.point.case.axes
@@ -86,7 +86,7 @@ def _rate(asked: Asked, found: Found) -> str:
     return _joined(sentences) + _compared(found)
 
 
-def _of_rate(asked: Asked, found: Found, i: int, group: Sequence[Answered], winner: Tried | None) -> str:
+def _of_rate(asked: Asked, found: PlanResult, i: int, group: Sequence[Answered], winner: Tried | None) -> str:
     if winner is None:
         return f"Nothing that was tried keeps {_limits(asked.limits)} at any rate.{_closest(group)}"
     worse = beyond(group, winner)
@@ -119,7 +119,7 @@ def _at_rate(winner: Tried, value: float) -> str:
     return f"{rate:.4g} {axes.arriving}/s"
 
 
-def _compared(found: Found) -> str:
+def _compared(found: PlanResult) -> str:
     """Returns how the winner compares in pairs; what its interval leaves open is said to be open."""
     pairs = []
     for pair in found.pairs[:MOST_LISTED]:
@@ -132,7 +132,7 @@ def _compared(found: Found) -> str:
     return f" Mean E2E at {load}, in pairs with the same requests: {'; '.join(pairs)}."
 
 
-def _grid(asked: Asked, found: Found) -> str:
+def _grid(asked: Asked, found: PlanResult) -> str:
     holding = [one for one in found.tried if one.judged.holds]
     count = f"{len(holding):,} of {len(found.tried):,} points"
     best = [one for one in found.winners if one is not None]
@@ -240,7 +240,7 @@ def _limiting(judged: Judged) -> str:
     return ""
 
 
-def _prices(asked: Asked, found: Found, i: int) -> str:
+def _prices(asked: Asked, found: PlanResult, i: int) -> str:
     slow, fast, winner = found.at_slow_prices.get(i), found.at_fast_prices.get(i), found.winners[i]
     says = ""
     if slow is not None:

@@ -17,7 +17,7 @@ from simcore.planning.answer import answer, cost_per_million, devices
 from simcore.planning.commands import how_to_run
 from simcore.planning.leading import metric_of, metrics_of
 from simcore.planning.points import Benches
-from simcore.planning.questions import DEVICES, Found, Tried, ask, joules_per_token, objectives
+from simcore.planning.questions import DEVICES, PlanResult, Tried, ask, joules_per_token, objectives
 from simcore.planning.runs import InProcesses, Maker, Runner
 from simcore.planning.sensitivity import Gain, Swing, hinges, limiting, limits_beyond, sensitivity
 from simcore.planning.store import Store
@@ -60,7 +60,7 @@ class Plan:
     origins: list[dict[str, Any]]
     made_by: str
     how: list[dict[str, Any]] = field(default_factory=list)
-    found: Found = field(repr=False, default_factory=Found)
+    result: PlanResult = field(repr=False, default_factory=PlanResult)
     swings: list[Swing] = field(default_factory=list)
     gains: list[Gain] = field(default_factory=list)
     leads: list[dict[str, Any]] = field(default_factory=list)
@@ -78,7 +78,7 @@ class Plan:
         if self.asked.question == BREAK_EVEN:
             every: Iterable[dict[str, Any]] = break_even.scenarios_of(self.asked, self.swept)
         else:
-            every = (resolved(one.point.scenario) for one in self.found.tried)
+            every = (resolved(one.point.scenario) for one in self.result.tried)
         return [
             {**fields, "name": f"{self.asked.name[:LONGEST_NAME]}-{i}"} for i, fields in enumerate(every, 1)
         ]
@@ -182,7 +182,7 @@ def run(
         origins=benches.origins,
         made_by=maker.about(),
         how=_how(found),
-        found=found,
+        result=found,
         swings=swings,
         gains=gains,
     )
@@ -221,7 +221,7 @@ def _break_even(asked: Asked, jobs: int, progress: Callable[[str, int, int], Non
     )
 
 
-def _how(found: Found) -> list[dict[str, Any]]:
+def _how(found: PlanResult) -> list[dict[str, Any]]:
     """Returns how to run each of the best points; those that run alike once."""
     ways: dict[str, dict[str, Any]] = {}
     for one in found.winners:
@@ -231,7 +231,7 @@ def _how(found: Found) -> list[dict[str, Any]]:
     return list(ways.values())
 
 
-def _faults(found: Found) -> list[str]:
+def _faults(found: PlanResult) -> list[str]:
     """Returns a warning for each kind of fault that runs ended with."""
     faults = dict.fromkeys(ran.fault for one in found.tried for ran in one.judged.runs if ran.fault)
     return [f"a run failed: {fault}" for fault in faults]
@@ -261,7 +261,7 @@ def _shares(tried: Sequence[Tried]) -> dict[str, float]:
     return dict(sorted(shares_of(parts).items()))
 
 
-def _line(asked: Asked, one: Tried, found: Found) -> dict[str, Any]:
+def _line(asked: Asked, one: Tried, found: PlanResult) -> dict[str, Any]:
     """Returns the row of a point: its place, the varied values, the verdict, its metrics with intervals."""
     axes, judged = one.point.case.axes, one.judged
     line: dict[str, Any] = {

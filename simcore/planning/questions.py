@@ -99,7 +99,7 @@ class Pair:
 
 
 @dataclass
-class Found:
+class PlanResult:
     """All that a plan found. `groups`: the answers by load; `winners`: the best of each group (of a grid: all
     of the Pareto front). By the number of the group: the verdicts on its winner with all op times at the slow
     end of their intervals, and on the point beyond with all at the fast end. `pairs`: of question strategy,
@@ -162,7 +162,7 @@ def _in_order(asked: Asked, one: Alternative, judged: Mapping[Any, Judged]) -> d
     return {value: _tried(asked, one, verdict, value) for value, verdict in sorted(judged.items())}
 
 
-def ask(asked: Asked, benches: Benches, runner: Runner) -> Found:
+def ask(asked: Asked, benches: Benches, runner: Runner) -> PlanResult:
     """Answers a plan's question. Raises InputError."""
     if asked.question in ("devices", "cost"):
         return _fewest(asked, benches, runner)
@@ -187,7 +187,7 @@ def beyond(group: Sequence[Answered], winner: Tried | None) -> Tried | None:
 # -- devices and cost ---------------------------------------------------------------------------------------
 
 
-def _fewest(asked: Asked, benches: Benches, runner: Runner) -> Found:
+def _fewest(asked: Asked, benches: Benches, runner: Runner) -> PlanResult:
     over = asked.whatif.over or DEVICES
     on_devices = over == DEVICES
     if asked.question == "cost" and not on_devices:
@@ -238,7 +238,7 @@ def _fewest(asked: Asked, benches: Benches, runner: Runner) -> Found:
     if not any(result.judged for result in results):
         least, most = asked.whatif.between or (1, MOST_DEVICES)
         raise InputError(f"{asked.where}: between: no server has {least} to {most} devices")
-    found = Found(left_out=known.left_out)
+    found = PlanResult(left_out=known.left_out)
     answers: list[Answered] = []
     for one, result in zip(every, results, strict=True):
         tried = _in_order(asked, one, result.judged)
@@ -250,7 +250,7 @@ def _fewest(asked: Asked, benches: Benches, runner: Runner) -> Found:
         group, winner = _won(asked, [answers[i] for i in places], on_devices)
         found.groups.append(group)
         found.winners.append(winner)
-    _at_ends(asked, found, runner)
+    _judge_at_price_ends(asked, found, runner)
     return found
 
 
@@ -309,7 +309,7 @@ def tightness(asked: Asked, one: Tried) -> float:
     return one.judged.used(asked.limits)
 
 
-def _at_ends(asked: Asked, found: Found, runner: Runner) -> None:
+def _judge_at_price_ends(asked: Asked, found: PlanResult, runner: Runner) -> None:
     """Judges the winners with all prices at the slow end of their intervals, and what is one step beyond with
     all prices at the fast end."""
     pairs = enumerate(zip(found.groups, found.winners, strict=True))
@@ -326,7 +326,7 @@ def _at_ends(asked: Asked, found: Found, runner: Runner) -> None:
 # -- rates --------------------------------------------------------------------------------------------------
 
 
-def _highest(asked: Asked, benches: Benches, runner: Runner) -> Found:
+def _highest(asked: Asked, benches: Benches, runner: Runner) -> PlanResult:
     known = alternatives(asked, benches, any_devices=False)
     every = known.every
     begins = [load_of(one.point.scenario.workload, asked.where) for one in every]
@@ -348,7 +348,7 @@ def _highest(asked: Asked, benches: Benches, runner: Runner) -> Found:
     still = [i for i in range(len(every)) if i not in out]
     searched: list[Highest] = drive([search(every[i], begins[i]) for i in still], runner)
     results = out | dict(zip(still, searched, strict=True))
-    found = Found(left_out=known.left_out)
+    found = PlanResult(left_out=known.left_out)
     if out:
         found.left_out_early = _left_out_early(every, results, list(out), still)
     answers: list[Answered] = []
@@ -375,7 +375,7 @@ def _highest(asked: Asked, benches: Benches, runner: Runner) -> Found:
                 for i in places
             ]
             found.pairs += _pairs(asked, benches, winner, there, runner)
-    _at_ends(asked, found, runner)
+    _judge_at_price_ends(asked, found, runner)
     return found
 
 
@@ -462,7 +462,7 @@ def _pairs(
 # -- grid ---------------------------------------------------------------------------------------------------
 
 
-def _grid(asked: Asked, benches: Benches, runner: Runner) -> Found:
+def _grid(asked: Asked, benches: Benches, runner: Runner) -> PlanResult:
     known = alternatives(asked, benches, any_devices=False)
     every = known.every
     _check_objectives(asked, every)
@@ -471,7 +471,7 @@ def _grid(asked: Asked, benches: Benches, runner: Runner) -> Found:
     searches = [judge(one.point, asked.limits, asked.rule, steady=steady) for one in every]
     judged = drive(searches, runner)
     tried = [_tried(asked, one, verdict, None) for one, verdict in zip(every, judged, strict=True)]
-    found = Found(tried=tried, left_out=known.left_out)
+    found = PlanResult(tried=tried, left_out=known.left_out)
     found.groups.append(
         [
             Answered(one.alternative, one, None) if one.judged.holds else Answered(one.alternative, None, one)

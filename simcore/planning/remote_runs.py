@@ -30,7 +30,7 @@ from simcore.scenario import parse_scenario, resolved
 from simcore.sim.graph_pricer import End, Known, PricedGroups, straight
 from simcore.sim.kept import code_digest
 from simcore.studies.own import is_own
-from simcore.studies.serving.runner import Bench, FoundOut
+from simcore.studies.serving.runner import Bench, NewPrices
 
 # Benches that a worker keeps.
 MOST_BENCHES = 64
@@ -131,7 +131,7 @@ def _digest(path: str, state: tuple[tuple[str, int, int], ...]) -> str:
     return digest.hexdigest()
 
 
-def as_plain(prices: FoundOut) -> Prices:
+def as_plain(prices: NewPrices) -> Prices:
     """Returns prices as plain numbers."""
 
     def lines(known: Known) -> dict[Any, Any]:
@@ -146,7 +146,7 @@ def as_plain(prices: FoundOut) -> Prices:
     }
 
 
-def from_plain(prices: Prices) -> FoundOut:
+def from_plain(prices: Prices) -> NewPrices:
     """The inverse of `as_plain`."""
 
     def known(reads: Any, costs: Any, lines: Any, packed: Any) -> Known:
@@ -216,7 +216,7 @@ def make(shared: bytes, sent: bytes) -> Gave:
         point = Point(bench.of(scenario), case, scenario, device)
         ask = Ask(point, wanted.replica, wanted.end)
         settle(ask)
-        return Gave(simulated(ask), as_plain(bench.found_out()))
+        return Gave(simulated(ask), as_plain(bench.new_prices()))
 
 
 def _lacks(wanted: Piece) -> str:

@@ -20,7 +20,7 @@ from simcore.studies.columns import TENANT, WHOLE_RUN
 from simcore.studies.processes import in_processes
 from simcore.studies.serving.figures import PERCENTILES, gaps, latencies, steps_in, weighted_percentiles
 from simcore.studies.serving.replica import figures_of, window_of
-from simcore.studies.serving.runner import FoundOut, Result
+from simcore.studies.serving.runner import NewPrices, Result
 from simcore.studies.serving.served import Served
 from simcore.studies.serving.window import Window
 
@@ -83,11 +83,11 @@ class InProcesses:
             settle(ask)
         every = self.benches.every()
 
-        def work(i: int) -> tuple[Ran, list[FoundOut]]:
+        def work(i: int) -> tuple[Ran, list[NewPrices]]:
             ran = simulated(asks[i])
-            return ran, [bench.found_out() for bench in every]
+            return ran, [bench.new_prices() for bench in every]
 
-        def take(i: int, gave: tuple[Ran, list[FoundOut]]) -> None:
+        def take(i: int, gave: tuple[Ran, list[NewPrices]]) -> None:
             ran, prices = gave
             for bench, found in zip(every, prices, strict=True):
                 bench.take_over(found)

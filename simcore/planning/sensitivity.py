@@ -18,7 +18,7 @@ from simcore.models.errors import ModelError
 from simcore.planning.factors import RELIEF, Factor, Puts, factors, resources
 from simcore.planning.limits import Limit, metric_text
 from simcore.planning.points import Benches, Point, why_not
-from simcore.planning.questions import Found, Tried, beyond, difference, tightness
+from simcore.planning.questions import PlanResult, Tried, beyond, difference, tightness
 from simcore.planning.runs import Ask, Ran, Runner
 from simcore.planning.searches import Judged, Search, drive, judge, judged_by
 from simcore.planning.verdict import Rule, interval
@@ -57,7 +57,7 @@ class Swing:
     breaks_at: float | None = None
 
 
-def sensitivity(asked: Asked, found: Found, benches: Benches, runner: Runner) -> list[Swing]:
+def sensitivity(asked: Asked, found: PlanResult, benches: Benches, runner: Runner) -> list[Swing]:
     """Returns the swings of the best points, the widest first, by winner."""
     swings: list[Swing] = []
     with _unwarned(benches):
@@ -159,7 +159,7 @@ class Gain:
     better: str
 
 
-def limiting(asked: Asked, found: Found, benches: Benches, runner: Runner) -> list[Gain]:
+def limiting(asked: Asked, found: PlanResult, benches: Benches, runner: Runner) -> list[Gain]:
     """Returns what the point beyond the first winner gains from each resource, the most first: what gains
     most is what limits there."""
     for group, winner in zip(found.groups, found.winners, strict=True):

@@ -44,7 +44,7 @@ MOST_BETWEEN = 1_000_000
 BREAK_EVEN = "break_even"
 
 
-def _ends(value: Any) -> Any:
+def _first_and_last(value: Any) -> Any:
     """Returns the first and the last value of a range; whole numbers stay whole. Raises ValueError."""
     numbers = [
         one
@@ -62,13 +62,13 @@ def _positive(value: list[Any]) -> list[Any]:
     return value
 
 
-Ends = Annotated[list[int | float], Field(min_length=2, max_length=2), BeforeValidator(_ends)]
+Bounds = Annotated[list[int | float], Field(min_length=2, max_length=2), BeforeValidator(_first_and_last)]
 
 
 class Linear(Strict):
     """Values at equal distances, both ends among them."""
 
-    range: Annotated[Ends, Field(description="first and last value")]
+    range: Annotated[Bounds, Field(description="first and last value")]
     points: int = Field(ge=2, le=10_000, description="how many values")
 
     def values(self) -> list[Any]:
@@ -87,7 +87,7 @@ class Linear(Strict):
 class Logarithmic(Strict):
     """Values at equal ratios, both ends among them."""
 
-    log: Annotated[Ends, AfterValidator(_positive), Field(description="first and last value, above 0")]
+    log: Annotated[Bounds, AfterValidator(_positive), Field(description="first and last value, above 0")]
     points: int = Field(ge=2, le=10_000, description="how many values")
 
     def values(self) -> list[Any]:
@@ -207,7 +207,7 @@ class Whatif(Strict):
         description="of question devices: another whole-numbered field to search, by dotted path; of"
         " break_even: the field",
     )
-    between: Ends | None = Field(None, description="least and greatest value of the searched field")
+    between: Bounds | None = Field(None, description="least and greatest value of the searched field")
     metric: Annotated[str | dict[str, str] | None, BeforeValidator(_metrics)] = Field(
         None,
         description="of break_even: what leads, a metric of results.csv; by default the study's latency; of"

@@ -258,18 +258,18 @@ def student_t(freedom: int) -> float:
 class Crossing:
     """The places where a gain changes its sign, ascending, and whether it is positive at the low end."""
 
-    places: tuple[float, ...]
+    crossings: tuple[float, ...]
     ahead_at_low: bool
 
     @property
     def at(self) -> float | None:
         """The first place, or None if there is none."""
-        return self.places[0] if self.places else None
+        return self.crossings[0] if self.crossings else None
 
     @property
     def turns_once_to_ahead(self) -> bool:
         """Whether the gain is negative below one place and positive above it."""
-        return len(self.places) == 1 and not self.ahead_at_low
+        return len(self.crossings) == 1 and not self.ahead_at_low
 
 
 def shares_of(parts: Iterable[tuple[str, float]]) -> dict[str, float]:

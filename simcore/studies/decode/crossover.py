@@ -145,9 +145,9 @@ def _over_latency(bench: Bench, speculative: Sequence[Case]) -> Iterator[Crossov
 
 
 def _phrase(where: Crossing, unit: str, searched: str) -> str:
-    if not where.places:
+    if not where.crossings:
         return f"ALSpec is {'ahead' if where.ahead_at_low else 'behind'} everywhere from {searched}"
-    at = [_shown(place, unit) for place in where.places]
+    at = [_shown(place, unit) for place in where.crossings]
     # Between the first and the second place, the third and the fourth, and so on, the lead is the opposite
     # of that at the low end.
     spans = [f"from {low} to {high}" for low, high in zip(at[::2], at[1::2], strict=False)]

@@ -54,7 +54,7 @@ def _between(
     where = _search(bench, one, other, grid)
     unit, searched = "tokens", f"{grid[0]:,} to {grid[-1]:,} tokens"
     behind = not where.ahead_at_low
-    for place in where.places:
+    for place in where.crossings:
         below, above = (one, other) if behind else (other, one)
         text = f"{below.label} is faster below, {above.label} from there on ({searched})"
         axes = replace(below, length=None, rival=above.strategy)

@@ -12,7 +12,7 @@ from simcore.studies.columns import GROUP, TENANT
 from simcore.studies.common import Standing, extrapolated, unmeasured
 from simcore.studies.serving import certainty
 from simcore.studies.serving.figures import over_replicas
-from simcore.studies.serving.runner import Bench, Case, Found
+from simcore.studies.serving.runner import Bench, Case, CaseResult
 from simcore.workload.recorded import doubts
 from simcore.workload.spec import Slo
 
@@ -20,7 +20,7 @@ from simcore.workload.spec import Slo
 SAME = 0.005
 
 
-def answer(bench: Bench, found: Sequence[Found]) -> str:
+def answer(bench: Bench, found: Sequence[CaseResult]) -> str:
     """Returns one sentence: the winner at the heaviest load, its lead, and the reason."""
     here = _heaviest(found)
     if not any(one.value("completed") for one in here):
@@ -41,7 +41,7 @@ def answer(bench: Bench, found: Sequence[Found]) -> str:
     return f"{text}; {_tail(bench, best)}."
 
 
-def _unsettled(best: Found) -> str:
+def _unsettled(best: CaseResult) -> str:
     """Returns a remark if sessions last too long for the run to reach a steady state."""
     axes = best.case.axes
     if axes.arriving == "requests" or not best.windows[0].unrated:
@@ -49,10 +49,10 @@ def _unsettled(best: Found) -> str:
     return f"; the run is too short for a steady state at {axes.rate_per_s:.3g} {axes.arriving}/s"
 
 
-def standings(bench: Bench, found: Sequence[Found]) -> list[Standing]:
+def standings(bench: Bench, found: Sequence[CaseResult]) -> list[Standing]:
     """Returns the best strategy at each load and number of devices."""
     promised = bool(_promises(bench))
-    points: dict[Any, list[Found]] = {}
+    points: dict[Any, list[CaseResult]] = {}
     for one in found:
         points.setdefault(repr(one.case.point), []).append(one)
     best = [_ranked(here, promised)[0] for here in points.values()]
@@ -60,7 +60,7 @@ def standings(bench: Bench, found: Sequence[Found]) -> list[Standing]:
     return [_standing(one, promised, several) for one in best if one.value("completed")]
 
 
-def _several_counts(found: Sequence[Found]) -> bool:
+def _several_counts(found: Sequence[CaseResult]) -> bool:
     """Whether cases differ in their number of devices, so that the answer must name it."""
     return len({one.case.axes.devices for one in found}) > 1
 
@@ -69,7 +69,7 @@ def _several_counts(found: Sequence[Found]) -> bool:
 PLACE = ("devices", "requests", "rate_per_s", "prompt_tokens", "output_tokens")
 
 
-def _place(one: Found) -> tuple[float, ...]:
+def _place(one: CaseResult) -> tuple[float, ...]:
     """Returns a key that orders loads by weight and identifies them; at equal weight per device, fewer
     devices count as heavier. Fleets have the load of their router in common, whatever they consist of."""
     axes = one.case.axes
@@ -78,7 +78,7 @@ def _place(one: Found) -> tuple[float, ...]:
     return (*_weight(one), -devices, rate, axes.prompt_tokens, axes.output_tokens)
 
 
-def _standing(one: Found, promised: bool, several: bool) -> Standing:
+def _standing(one: CaseResult, promised: bool, several: bool) -> Standing:
     axes, e2e_s = one.case.axes, one.value("e2e_mean_s")
     figure = f"takes {_time(one, 'e2e_mean_s')} a request on average"
     if promised:
@@ -105,7 +105,7 @@ def _standing(one: Found, promised: bool, several: bool) -> Standing:
 NEARLY_ALL = 0.99
 
 
-def _verdict(ranked: Sequence[Found], promises: str) -> str:
+def _verdict(ranked: Sequence[CaseResult], promises: str) -> str:
     """Returns the best strategy and its result, in words."""
     best, several = ranked[0], len(ranked) > 1
     name, nearly = best.case.axes.label, f"{NEARLY_ALL:.0%} of the requests"
@@ -123,7 +123,7 @@ def _verdict(ranked: Sequence[Found], promises: str) -> str:
     return f"{none}; the nearest is {name}, with {_share(best)}"
 
 
-def _tail(bench: Bench, best: Found) -> str:
+def _tail(bench: Bench, best: CaseResult) -> str:
     """Returns the winner's p99 latencies, and the number of requests behind them if it is small."""
     text = f"p99 TTFT {_time(best, 'ttft_p99_s')}"
     if any(one.tpot_s is not None for one in _slos(bench)) and best.value("tpot_p99_s") is not None:
@@ -132,7 +132,7 @@ def _tail(bench: Bench, best: Found) -> str:
     return f"{text} ({few})" if few else text
 
 
-def _elsewhere(best: Found, found: Sequence[Found]) -> str:
+def _elsewhere(best: CaseResult, found: Sequence[CaseResult]) -> str:
     """Returns the cases that meet the SLOs with more devices or at a lighter load, or else the nearest one
     with more devices, in words."""
     axes, point = best.case.axes, best.case.point
@@ -157,12 +157,12 @@ def _elsewhere(best: Found, found: Sequence[Found]) -> str:
     return text
 
 
-def _rate(one: Found) -> float:
+def _rate(one: CaseResult) -> float:
     """Returns the weight of a load among loads of the same requests: its clients or its rate."""
     return float(one.case.point.clients or one.case.axes.rate_per_s or 0.0)
 
 
-def _lighter(one: Found, than: Found) -> bool:
+def _lighter(one: CaseResult, than: CaseResult) -> bool:
     """Whether a case has the same devices and requests at a lower rate or with fewer clients."""
     if one.case.point.devices != than.case.point.devices or not _rate(one) < _rate(than):
         return False
@@ -175,7 +175,7 @@ def _slos(bench: Bench) -> list[Slo]:
     return [*bench.scenario.slos.values()] or [bench.scenario.slo]
 
 
-def _by_tenant(best: Found, tenants: Iterable[str]) -> str:
+def _by_tenant(best: CaseResult, tenants: Iterable[str]) -> str:
     """Returns the share of each tenant's requests that keep its SLO, in words."""
     shares = [(name, f"{TENANT}.{name}.slo_attainment") for name in tenants]
     said = [f"{name} {_share(best, metric)}" for name, metric in shares if best.value(metric) is not None]
@@ -192,7 +192,7 @@ def _promises(bench: Bench) -> str:
     return " and ".join([", ".join(words[:-1]), words[-1]]) if len(words) > 1 else "".join(words)
 
 
-def _next(best: Found, other: Found, promised: bool) -> str:
+def _next(best: CaseResult, other: CaseResult, promised: bool) -> str:
     """Returns the next best strategy, its distance and the reason, in words."""
     name = other.case.axes.label
     decided = "e2e_mean_s"
@@ -206,7 +206,7 @@ def _next(best: Found, other: Found, promised: bool) -> str:
     return text + _why(best, other) + chance
 
 
-def _too_close(best: Found, other: Found, figure: str) -> bool:
+def _too_close(best: CaseResult, other: CaseResult, figure: str) -> bool:
     """Whether the replicas leave open which of two cases is ahead in a figure: the interval of their paired
     differences contains zero. False if no pair differs."""
     pairs = zip(best.replicas, other.replicas, strict=True)
@@ -218,13 +218,13 @@ def _too_close(best: Found, other: Found, figure: str) -> bool:
     return low is not None and high is not None and low <= 0.0 <= high
 
 
-def _heaviest(found: Sequence[Found]) -> list[Found]:
+def _heaviest(found: Sequence[CaseResult]) -> list[CaseResult]:
     """Returns the cases at the load with most tokens per second and device."""
     heaviest = max(found, key=_weight).case.point
     return [one for one in found if one.case.point == heaviest]
 
 
-def _weight(one: Found) -> tuple[float, float, float]:
+def _weight(one: CaseResult) -> tuple[float, float, float]:
     """Returns the weight of a case's load: tokens per second and device (of fleets: and fleet), clients,
     requests."""
     axes = one.case.axes
@@ -234,12 +234,12 @@ def _weight(one: Found) -> tuple[float, float, float]:
     return (axes.rate_per_s or 0.0) * tokens / devices, clients, axes.requests
 
 
-def _ranked(here: Sequence[Found], promised: bool) -> list[Found]:
+def _ranked(here: Sequence[CaseResult], promised: bool) -> list[CaseResult]:
     """Returns the cases, best first: cases with nearly the best attainment by latency, then the others by
     attainment."""
     most = max(_kept(one) for one in here) if promised else 0.0
 
-    def rank(one: Found) -> tuple[float, float]:
+    def rank(one: CaseResult) -> tuple[float, float]:
         behind = most - _kept(one) if promised else 0.0
         latency_s = one.value("e2e_mean_s")
         return (0.0 if behind < SAME else behind), float("inf") if latency_s is None else latency_s
@@ -247,7 +247,7 @@ def _ranked(here: Sequence[Found], promised: bool) -> list[Found]:
     return sorted(here, key=rank)
 
 
-def _kept(one: Found) -> float:
+def _kept(one: CaseResult) -> float:
     return one.value("slo_attainment") or 0.0
 
 
@@ -268,7 +268,7 @@ def _devices(bench: Bench, case: Case, several: bool) -> str:
     return bench.hardware.name if count == 1 and not several else f"{count} {bench.hardware.name}"
 
 
-def _share(one: Found, metric: str = "slo_attainment") -> str:
+def _share(one: CaseResult, metric: str = "slo_attainment") -> str:
     share = one.value(metric)
     if share is None:
         return "none"
@@ -278,7 +278,7 @@ def _share(one: Found, metric: str = "slo_attainment") -> str:
     return "under 0.1%" if 0.0 < share < 0.0005 else f"{share:.1%}"
 
 
-def _time(one: Found, name: str) -> str:
+def _time(one: CaseResult, name: str) -> str:
     value = one.value(name)
     return "no time" if value is None else seconds(value)
 
@@ -292,7 +292,7 @@ def seconds(value: float) -> str:
     return f"{value:.3g} s" if value >= 1.0 else f"{value * 1e3:.3g} ms"
 
 
-def _why(best: Found, other: Found) -> str:
+def _why(best: CaseResult, other: CaseResult) -> str:
     """Returns where the next best loses most time, in words: waiting, the first token, or further tokens."""
     parts = {
         "wait": ("queue_mean_s", 1.0),
@@ -318,7 +318,7 @@ def _why(best: Found, other: Found) -> str:
     return f", whose tokens take {theirs} each, not {ours}"
 
 
-def notes(bench: Bench, found: Sequence[Found]) -> list[str]:
+def notes(bench: Bench, found: Sequence[CaseResult]) -> list[str]:
     """Returns the notes that a reader of the figures needs."""
     lines = ["figures are means over replicas; requests and levels over time are those of the first one"]
     rooms = {one.case.axes.label: one for one in found}
@@ -340,7 +340,7 @@ def notes(bench: Bench, found: Sequence[Found]) -> list[str]:
     return lines
 
 
-def _by_group(bench: Bench, one: Found) -> str:
+def _by_group(bench: Bench, one: CaseResult) -> str:
     """Returns what each group of a fleet does, in words."""
     each = []
     for number, group in enumerate(bench.fleet, 1):
@@ -350,7 +350,7 @@ def _by_group(bench: Bench, one: Found) -> str:
     return f"{_load(one.case)}, {one.case.axes.label}: share of the requests: {', '.join(each) or 'none'}"
 
 
-def _autoscaled(found: Sequence[Found]) -> list[str]:
+def _autoscaled(found: Sequence[CaseResult]) -> list[str]:
     """Returns what each rule of autoscaling spares and loses, against all servers all the time."""
     return [
         f"{_load(one.case)}, {one.case.axes.label}: {_spared(one)}{_lost(one, found)}"
@@ -359,7 +359,7 @@ def _autoscaled(found: Sequence[Found]) -> list[str]:
     ]
 
 
-def _spared(one: Found) -> str:
+def _spared(one: CaseResult) -> str:
     saved, mean, hours = (one.value(name) for name in ("device_time_saved", "mean_servers", "device_hours"))
     if saved is None or mean is None or hours is None:
         return "the run takes no time"
@@ -367,7 +367,7 @@ def _spared(one: Found) -> str:
     return f"{saved:.1%} of the device time saved ({held})"
 
 
-def _lost(one: Found, found: Sequence[Found]) -> str:
+def _lost(one: CaseResult, found: Sequence[CaseResult]) -> str:
     """Returns the SLO attainment or, without SLOs, the latency beside that of the same case with all servers,
     in words; empty if there is no such case."""
     fixed = next(
@@ -380,12 +380,12 @@ def _lost(one: Found, found: Sequence[Found]) -> str:
     return f"; {_share(one)} of the requests keep the SLOs instead of {_share(fixed)}"
 
 
-def _same_but_scaling(one: Found, other: Found) -> bool:
+def _same_but_scaling(one: CaseResult, other: CaseResult) -> bool:
     ours, theirs = one.case, other.case
     return ours.point == theirs.point and repr(ours.strategy) == repr(theirs.strategy)
 
 
-def _beyond_memory(bench: Bench, found: Sequence[Found]) -> list[str]:
+def _beyond_memory(bench: Bench, found: Sequence[CaseResult]) -> list[str]:
     """Returns a warning if a scenario gives a server more KV blocks than the device's memory holds."""
     if bench.scenario.kv_blocks is None:
         return []
@@ -405,7 +405,7 @@ def _beyond_memory(bench: Bench, found: Sequence[Found]) -> list[str]:
     return list(lines)
 
 
-def warnings(bench: Bench, found: Sequence[Found], shares: Mapping[str, float]) -> list[str]:
+def warnings(bench: Bench, found: Sequence[CaseResult], shares: Mapping[str, float]) -> list[str]:
     """Returns warnings: rejected requests, recomputed work, unmeasured prices, unreliable figures."""
     lines = []
     for one in found:

@@ -16,7 +16,7 @@ import numpy as np
 
 from simcore.studies.columns import TENANT
 from simcore.studies.serving.figures import PERCENTILES
-from simcore.studies.serving.runner import Found
+from simcore.studies.serving.runner import CaseResult
 from simcore.studies.serving.served import Floats
 from simcore.studies.serving.window import AS_ASKED
 
@@ -63,13 +63,13 @@ def intervals(latencies: Mapping[str, Floats]) -> dict[str, tuple[float, float]]
     return {name: ends for name, ends in found.items() if ends is not None}
 
 
-def requests(one: Found) -> int:
+def requests(one: CaseResult) -> int:
     """Returns the number of answered requests behind a percentile of a case: that of the replica with the
     fewest, since the percentile over replicas is the mean of the replicas' percentiles."""
     return min((count for count in one.measured if count), default=0)
 
 
-def slowest(one: Found, percent: int = 99) -> str:
+def slowest(one: CaseResult, percent: int = 99) -> str:
     """Returns the requests behind a percentile of a case in words, if they are too few: "the slowest 2 of 200
     requests"."""
     count = requests(one)
@@ -82,15 +82,15 @@ def slowest(one: Found, percent: int = 99) -> str:
     return f"{few} of {count:,} requests{each}" if count > 1 else f"a single request{each}"
 
 
-def growing(one: Found) -> bool:
+def growing(one: CaseResult) -> bool:
     """Whether the queue grows in the windows of most replicas."""
     return 2 * sum(window.growing for window in one.windows) > len(one.windows)
 
 
-def warnings(found: Sequence[Found], name: Callable[[Found], str]) -> list[str]:
+def warnings(found: Sequence[CaseResult], name: Callable[[CaseResult], str]) -> list[str]:
     """Returns warnings, each in one line; `name`: names a case."""
 
-    def cases(those: Sequence[Found]) -> str:
+    def cases(those: Sequence[CaseResult]) -> str:
         named = [name(one) for one in those[:NAMED]]
         named = [text[0].lower() + text[1:] for text in named]
         more = [f"{len(those) - NAMED} more"] if len(those) > NAMED else []
@@ -123,7 +123,7 @@ def warnings(found: Sequence[Found], name: Callable[[Found], str]) -> list[str]:
     return lines
 
 
-def few_of_tenants(found: Sequence[Found], tenants: Iterable[str]) -> list[str]:
+def few_of_tenants(found: Sequence[CaseResult], tenants: Iterable[str]) -> list[str]:
     """Returns a warning if a tenant has too few requests for a firm 99th percentile of its own."""
     counts = {
         name: min(

@@ -167,12 +167,12 @@ def offer(simulation: Run, workload: Workload, drawn: Drawn, to: Sender, journal
     if alone is None:
         journal.answered = to.answered
 
-    def coming() -> Iterator[tuple[float, object]]:
+    def arriving() -> Iterator[tuple[float, object]]:
         for request in requests:
             yield request.arrival_s, request
         yield requests[-1].arrival_s, END
 
-    simulation.feed(to if alone is None else alone, REQUESTS, coming())
+    simulation.feed(to if alone is None else alone, REQUESTS, arriving())
     return requests
 
 

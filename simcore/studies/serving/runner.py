@@ -43,7 +43,7 @@ from simcore.workload.requests import Journal, Request
 
 SERVER = "server"
 # Graph prices by device of a fleet and ranks.
-FoundOut = Mapping[tuple[int, int], Mapping[str, Known]]
+NewPrices = Mapping[tuple[int, int], Mapping[str, Known]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -136,12 +136,12 @@ class Result:
 
 
 @dataclass(slots=True)
-class Found:
+class CaseResult:
     """The results of a case: for each replica its figures, its window and the number of requests answered in
-    it. `rooms`: for KV, of a server of each group. Of the first replica: `ends` are the figures at the fast
-    and the slow end of all prices, `requests` and `levels` the tables, `unseen_gaps` the share of the time
-    between tokens that the percentiles of ITL leave out, `trace` its launches, kept for one case only.
-    `chance`: intervals of percentiles by the order of requests, if there is only one replica."""
+    it. `rooms`: for KV, of a server of each group. Of the first replica: `at_price_ends` are the figures at
+    the fast and the slow end of all prices, `requests` and `levels` the tables, `unseen_gaps` the share of
+    the time between tokens that the percentiles of ITL leave out, `trace` its launches, kept for one case
+    only. `chance`: intervals of percentiles by the order of requests, if there is only one replica."""
 
     case: Case
     replicas: list[Mapping[str, Figure]]
@@ -154,7 +154,7 @@ class Found:
     requests: dict[str, Any]
     levels: dict[str, Any]
     trace: Trace | None
-    ends: dict[str, Mapping[str, Figure]] = field(default_factory=dict)
+    at_price_ends: dict[str, Mapping[str, Figure]] = field(default_factory=dict)
     chance: dict[str, tuple[float, float]] = field(default_factory=dict)
 
     def value(self, name: str) -> float | None:
@@ -223,7 +223,7 @@ class Bench:
             for _, graph_pricer in bench.prices.values():
                 graph_pricer.settle()
 
-    def found_out(self) -> FoundOut:
+    def new_prices(self) -> NewPrices:
         """Returns the graph prices found since the last call, by device (of a fleet: by group) and ranks."""
         return {
             (place, ranks): groups.fresh()
@@ -231,7 +231,7 @@ class Bench:
             for ranks, groups in bench.groups.items()
         }
 
-    def take_over(self, found: FoundOut) -> None:
+    def take_over(self, found: NewPrices) -> None:
         """Adds graph prices that another process has found."""
         for (place, ranks), known in found.items():
             self.benches[place].groups[ranks].add(known)

@@ -32,7 +32,7 @@ from simcore.studies.serving.certainty import intervals
 from simcore.studies.serving.figures import Figure, latencies, over_replicas, unseen_gaps_s
 from simcore.studies.serving.levels import levels
 from simcore.studies.serving.replica import figures_of, window_of
-from simcore.studies.serving.runner import Bench, Case, Found, FoundOut, Group, Result
+from simcore.studies.serving.runner import Bench, Case, CaseResult, Group, NewPrices, Result
 from simcore.studies.serving.scenario import Point, points
 from simcore.studies.serving.strategies import ServingStrategy, engine_of, label
 from simcore.studies.serving.window import Window, whole_run
@@ -118,7 +118,7 @@ def run(bench: Bench, progress: Progress) -> Outcome:
             refused.setdefault(reason, case.axes.label)
         else:
             runnable.append(case)
-    found = _all_found(bench, runnable, partial(progress, bench.hardware.doing))
+    found = _all_results(bench, runnable, partial(progress, bench.hardware.doing))
     if not found:
         raise InputError(f"nothing can be run; {next(iter(refused))}")
     trace = _check_repeatable(bench, found[0])
@@ -183,17 +183,19 @@ def _no_scaling(rule: Rule, servers: int, *, measured: bool) -> str | None:
 
 @dataclass(slots=True)
 class _Replica:
-    """The results of a replica; `found`: the other results of its case, only of the first replica."""
+    """The results of a replica; `case_result`: the other results of its case, only of the first replica."""
 
     figures: Mapping[str, Figure]
     window: Window
     measured: int
     sources: dict[SourceKind, float]
-    found: Found | None
-    prices: FoundOut = field(default_factory=dict)
+    case_result: CaseResult | None
+    prices: NewPrices = field(default_factory=dict)
 
 
-def _all_found(bench: Bench, wanted: Sequence[Case], progress: Callable[[int, int], None]) -> list[Found]:
+def _all_results(
+    bench: Bench, wanted: Sequence[Case], progress: Callable[[int, int], None]
+) -> list[CaseResult]:
     """Returns the results of all replicas of all cases, run on several cores.
 
     The first run with each set of prices finds out which prices are curves. Only then do processes share the
@@ -204,7 +206,7 @@ def _all_found(bench: Bench, wanted: Sequence[Case], progress: Callable[[int, in
     first: list[int] = []
     others: list[int] = []
     for i, (case, replica) in enumerate(places):
-        ends = ("value", *(_ends(bench, case) if not replica else ()))
+        ends = ("value", *(_price_ends(bench, case) if not replica else ()))
         prices = {(id(own.prices), part.ranks, end) for own, part in bench.parts(case) for end in ends}
         (others if prices <= seen else first).append(i)
         seen |= prices
@@ -212,7 +214,7 @@ def _all_found(bench: Bench, wanted: Sequence[Case], progress: Callable[[int, in
     def work(i: int) -> _Replica:
         case, replica = places[i]
         one = _again(bench, case, replica) if replica else _first(bench, case, keep_trace=i == 0)
-        return replace(one, prices=bench.found_out())
+        return replace(one, prices=bench.new_prices())
 
     def report_progress(before: int, done: int) -> None:
         progress(before + done, len(places))
@@ -224,12 +226,12 @@ def _all_found(bench: Bench, wanted: Sequence[Case], progress: Callable[[int, in
         lambda i: work(others[i]), len(others), bench.hardware.jobs, partial(report_progress, len(first))
     )
     gave.update(zip(others, rest, strict=True))
-    found: list[Found] = []
+    found: list[CaseResult] = []
     for i in range(len(places)):
         one = gave[i]
         bench.take_over(one.prices)
-        if one.found is not None:
-            found.append(one.found)
+        if one.case_result is not None:
+            found.append(one.case_result)
         last = found[-1]
         last.replicas.append(one.figures)
         last.windows.append(one.window)
@@ -239,7 +241,7 @@ def _all_found(bench: Bench, wanted: Sequence[Case], progress: Callable[[int, in
     return found
 
 
-def _ends(bench: Bench, case: Case) -> tuple[End, ...]:
+def _price_ends(bench: Bench, case: Case) -> tuple[End, ...]:
     """Returns the ends of the prices' intervals at which a case runs too."""
     asked = False if bench.hardware.measured else bench.scenario.price_interval
     short = asked is None and case.axes.requests <= MOST_AT_ENDS
@@ -258,7 +260,7 @@ def _first(bench: Bench, case: Case, *, keep_trace: bool) -> _Replica:
     served, journal = first.served, first.journal
     between_s = float((served.finish_s - served.first_token_s)[served.finished].sum())
     window = window_of(bench, case, first)
-    found = Found(
+    found = CaseResult(
         case,
         [],
         [],
@@ -273,12 +275,12 @@ def _first(bench: Bench, case: Case, *, keep_trace: bool) -> _Replica:
     )
     if bench.scenario.replicas == 1:
         found.chance = intervals(latencies(served.only(window.came)))
-    for end in _ends(bench, case):
+    for end in _price_ends(bench, case):
         result = bench.run(case, 0, end)
         # The window's requests stay the same if arrivals do not depend on answers.
         waits = case.point.clients is not None or result.opens is not None
         same = window_of(bench, case, result) if waits else window
-        found.ends[end] = figures_of(bench, result, case, _placed(same, result))
+        found.at_price_ends[end] = figures_of(bench, result, case, _placed(same, result))
     figures, sources = figures_of(bench, first, case, window), dict(first.trace.rows.sources)
     return _Replica(figures, window, _answered(first, window), sources, found)
 
@@ -294,7 +296,7 @@ def _placed(window: Window, result: Result) -> Window:
     return whole_run(result.served, window.whole, unrated=window.unrated)
 
 
-def _check_repeatable(bench: Bench, found: Found) -> Trace:
+def _check_repeatable(bench: Bench, found: CaseResult) -> Trace:
     """Returns the trace of a case. Raises LawError if a second run, of its first requests at least, gives
     other bytes."""
     assert found.trace is not None
@@ -308,7 +310,7 @@ def _check_repeatable(bench: Bench, found: Found) -> Trace:
     return found.trace
 
 
-def _rows(one: Found, found: Sequence[Found]) -> Iterator[Row]:
+def _rows(one: CaseResult, found: Sequence[CaseResult]) -> Iterator[Row]:
     axes, count = one.case.axes, len(one.replicas)
     rooms = {float(room.kv_tokens) for room in one.rooms}
     if len(rooms) == 1:
@@ -334,8 +336,8 @@ def _rows(one: Found, found: Sequence[Found]) -> Iterator[Row]:
         ]
         value, low, high = over_replicas(speedups)["speedup"]
         yield Row(axes, "speedup", value, "x", low, high, f"duration against {baseline.case.axes.label}")
-    for name in PRICED if one.ends else ():
-        ends = [values[name][0] for values in (one.replicas[0], *one.ends.values())]
+    for name in PRICED if one.at_price_ends else ():
+        ends = [values[name][0] for values in (one.replicas[0], *one.at_price_ends.values())]
         known = [value for value in ends if value is not None]
         if known:
             text = "first replica, all prices at the fast and at the slow end of their 90 % intervals"
@@ -343,7 +345,7 @@ def _rows(one: Found, found: Sequence[Found]) -> Iterator[Row]:
             yield Row(axes, f"{name}{BY_PRICES}", value, unit, min(known), max(known), text)
 
 
-def _same_load(a: Found, b: Found) -> bool:
+def _same_load(a: CaseResult, b: CaseResult) -> bool:
     same = a.case.point == b.case.point and a.case.axes.ranks == b.case.axes.ranks
     return same and a.case.scaling == b.case.scaling
 
@@ -355,7 +357,7 @@ def _ratio(one: float | None, other: float | None) -> float | None:
 # -- tables ------------------------------------------------------------------------------------------
 
 
-def _place(one: Found) -> dict[str, Any]:
+def _place(one: CaseResult) -> dict[str, Any]:
     axes = one.case.axes
     return {
         "label": axes.label,

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from simcore.studies.common import MOST_EXTRAPOLATED, Standing, ranged, unmeasured
-from simcore.studies.tiling.figures import Found
+from simcore.studies.tiling.figures import CaseResult
 from simcore.studies.tiling.implementations import Choice, ranges
 from simcore.studies.tiling.runner import Bench
 from simcore.studies.tiling.strategies import Fractal
@@ -11,14 +11,14 @@ from simcore.studies.tiling.strategies import Fractal
 LAZY = "lazy"
 
 
-def answer(found: Sequence[Found]) -> str:
+def answer(found: Sequence[CaseResult]) -> str:
     """Returns the fastest strategy, its time per token and over lazy, and its tiles, in words."""
     groups = list(_by_point(found).values())
     if len(groups) == 1:
         return _single(_fastest(groups[0]), found)
     # A point at which only one strategy fits into memory compares nothing.
     compared = [group for group in groups if len(group) > 1] or groups
-    winners: dict[str, list[Found]] = {}
+    winners: dict[str, list[CaseResult]] = {}
     for one in map(_fastest, compared):
         winners.setdefault(one.case.axes.label, []).append(one)
     wins = [_several(label, own, len(compared), found) for label, own in winners.items()]
@@ -27,12 +27,12 @@ def answer(found: Sequence[Found]) -> str:
     return f"{'; '.join(wins)}.{more}"
 
 
-def standings(found: Sequence[Found]) -> list[Standing]:
+def standings(found: Sequence[CaseResult]) -> list[Standing]:
     """Returns the fastest strategy at each point."""
     return [_standing(_fastest(group)) for _, group in sorted(_by_point(found).items())]
 
 
-def _standing(best: Found) -> Standing:
+def _standing(best: CaseResult) -> Standing:
     axes, token_s = best.case.axes, best.value("total_s") / best.case.generated
     size = f"{axes.layers} layers of {axes.channels} channels"
     return Standing(
@@ -46,11 +46,11 @@ def _standing(best: Found) -> Standing:
     )
 
 
-def _fastest(group: Sequence[Found]) -> Found:
+def _fastest(group: Sequence[CaseResult]) -> CaseResult:
     return min(group, key=lambda one: one.value("total_s"))
 
 
-def _several(label: str, won: Sequence[Found], of: int, found: Sequence[Found]) -> str:
+def _several(label: str, won: Sequence[CaseResult], of: int, found: Sequence[CaseResult]) -> str:
     text = f"{label} is fastest at {f'all {of}' if len(won) == of else f'{len(won)} of {of}'} points"
     known = [gain for one in won if (gain := _gain(one, found)) is not None]
     if known and label != LAZY:
@@ -60,7 +60,7 @@ def _several(label: str, won: Sequence[Found], of: int, found: Sequence[Found]) 
     return f"{text}, at {ranged(each)} ms a token{_taken(won[0]) if same else ''}"
 
 
-def _single(best: Found, found: Sequence[Found]) -> str:
+def _single(best: CaseResult, found: Sequence[CaseResult]) -> str:
     axes, gain = best.case.axes, _gain(best, found)
     text = f"{axes.label} is fastest: {best.value('total_s') / best.case.generated * 1e3:.3g} ms a token"
     if gain is not None and axes.label != LAZY:
@@ -71,7 +71,7 @@ def _single(best: Found, found: Sequence[Found]) -> str:
     )
 
 
-def _taken(one: Found) -> str:
+def _taken(one: CaseResult) -> str:
     strategy = one.case.strategy
     if not isinstance(strategy, Fractal) or strategy.tiles[0] != "hybrid":
         return ""
@@ -93,19 +93,19 @@ def in_words(choice: Choice) -> str:
     return ", ".join(spans)
 
 
-def _gain(one: Found, found: Sequence[Found]) -> float | None:
+def _gain(one: CaseResult, found: Sequence[CaseResult]) -> float | None:
     lazy = next((b for b in found if b.case.axes.label == LAZY and b.case.point == one.case.point), None)
     return lazy.value("total_s") / one.value("total_s") if lazy else None
 
 
-def _by_point(found: Sequence[Found]) -> Mapping[tuple[int, ...], list[Found]]:
-    groups: dict[tuple[int, ...], list[Found]] = {}
+def _by_point(found: Sequence[CaseResult]) -> Mapping[tuple[int, ...], list[CaseResult]]:
+    groups: dict[tuple[int, ...], list[CaseResult]] = {}
     for one in found:
         groups.setdefault(one.case.point, []).append(one)
     return groups
 
 
-def notes(bench: Bench, found: Sequence[Found]) -> list[str]:
+def notes(bench: Bench, found: Sequence[CaseResult]) -> list[str]:
     """Returns the assumptions of the figures, and Hybrid's choices at each point."""
     lines = [] if bench.device.measured else _assumptions(bench, found)
     chosen: dict[str, list[str]] = {}
@@ -120,7 +120,7 @@ def notes(bench: Bench, found: Sequence[Found]) -> list[str]:
     return lines
 
 
-def _assumptions(bench: Bench, found: Sequence[Found]) -> list[str]:
+def _assumptions(bench: Bench, found: Sequence[CaseResult]) -> list[str]:
     if bench.scenario.launching == "eager":
         launching = (
             "every kernel is launched by itself and costs a launch (launch_s, launch_kernel_s) besides its"
@@ -139,7 +139,7 @@ def _assumptions(bench: Bench, found: Sequence[Found]) -> list[str]:
     ]
 
 
-def _in_cache(bench: Bench, found: Sequence[Found]) -> str:
+def _in_cache(bench: Bench, found: Sequence[CaseResult]) -> str:
     stays = [one for one in found if one.stays]
     if not stays:
         return "nothing is found in a cache"

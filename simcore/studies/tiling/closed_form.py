@@ -97,7 +97,7 @@ def _size_updates(order: Order, graphs: Sequence[Graph], device_sizes: DeviceSiz
         among = [i for i, names in enumerate(read) if name in names and name in order.sizes[i]]
         if not among:
             continue
-        places = np.concatenate([order.places[i] for i in among])
+        places = np.concatenate([order.launches_of[i] for i in among])
         values = np.concatenate([order.sizes[i][name] for i in among])
         in_order = np.argsort(places)
         fresh = np.diff(values[in_order], prepend=0) != 0

@@ -26,7 +26,7 @@ Figures = Mapping[str, tuple[float, str]]
 
 
 @dataclass(slots=True, eq=False)
-class Found:
+class CaseResult:
     """The results of a case. `runs` are figures of time: with prices as they are, then at their ends, where
     some may be missing; or of each measured run, the reported run first. `stays`: see `Bench.stays`."""
 

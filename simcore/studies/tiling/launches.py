@@ -62,7 +62,7 @@ def bursts(order: Order, graphs: Sequence[Graph]) -> list[Burst]:
 def _bursts(order: Order, i: int, graph: Graph) -> Iterator[Burst]:
     """Yields the launches of one graph, by the values of the one size that it reads, if any."""
     if not graph.reads:
-        yield Burst(graph, {}, {}, len(order.places[i]))
+        yield Burst(graph, {}, {}, len(order.launches_of[i]))
         return
     (name,) = graph.reads
     values = order.sizes[i][name]
@@ -95,7 +95,7 @@ def spread(
 ) -> None:
     """Writes the time and the floor of each launch of an order's graph `i` to its place in `work_s` and
     `floor_s` [launches]; adds the seconds to `sources` by source of price."""
-    places = order.places[i]
+    places = order.launches_of[i]
     for start, ramp in _ramps(order, i, graph, graph_pricer):
         for piece in ramp.pieces:
             first = start + piece.first
@@ -109,7 +109,7 @@ def _ramps(order: Order, i: int, graph: Graph, graph_pricer: GraphPricer) -> Ite
     """Yields the prices of a graph's launches, each with its first launch. Sources of prices are determined
     per octave of the size, as in the simulated machine, which prices each launch by itself."""
     if not graph.reads:
-        yield 0, graph_pricer.ramp(graph, {}, {}, len(order.places[i]))
+        yield 0, graph_pricer.ramp(graph, {}, {}, len(order.launches_of[i]))
         return
     (name,) = graph.reads
     values, grows = order.sizes[i][name], order.advance[i].get(name, 0)

@@ -93,7 +93,7 @@ class Order:
         return [graph.of(model) if isinstance(graph, Made) else graph for graph in self.graphs]
 
     @cached_property
-    def places(self) -> list[Ints]:
+    def launches_of(self) -> list[Ints]:
         """The launches of each graph."""
         order = np.argsort(self.numbers, kind="stable")
         counts = np.bincount(self.numbers, minlength=len(self.graphs))

@@ -22,7 +22,7 @@ from simcore.studies.processes import SHORT_S, in_processes
 from simcore.studies.tiling import tables
 from simcore.studies.tiling.answer import answer, notes, standings, warnings
 from simcore.studies.tiling.cases import Case, cases, memory_of, refusal
-from simcore.studies.tiling.figures import Figures, Found, counts, sums, times
+from simcore.studies.tiling.figures import CaseResult, Figures, counts, sums, times
 from simcore.studies.tiling.launches import seconds_by_kind
 from simcore.studies.tiling.runner import Bench, Result
 from simcore.studies.tiling.strategies import Fractal
@@ -54,7 +54,7 @@ def run(bench: Bench, progress: Progress) -> Outcome:
             runnable.append(case)
     if not runnable:
         raise InputError(f"nothing can be run; {refused[0]}")
-    found, growing = _all_found(bench, runnable, partial(progress, bench.device.doing))
+    found, growing = _all_results(bench, runnable, partial(progress, bench.device.doing))
     _check_repeatable(bench, found[0].case)
     for case in {one.case.axes.label: one.case for one in found}.values():
         _check_at_once(bench, case)
@@ -73,9 +73,9 @@ def run(bench: Bench, progress: Progress) -> Outcome:
     )
 
 
-def _all_found(
+def _all_results(
     bench: Bench, runnable: Sequence[Case], progress: Callable[[int, int], None]
-) -> tuple[list[Found], list[dict[str, Any]]]:
+) -> tuple[list[CaseResult], list[dict[str, Any]]]:
     """Returns the results of all cases, computed on several cores, and their growth with the length."""
     # Growth is shown at the first point of a label; longer cases come later.
     longest = max(bench.scenario.tokens)
@@ -83,9 +83,9 @@ def _all_found(
         case.axes.label: i for i, case in reversed([*enumerate(runnable)]) if case.axes.tokens == longest
     }
 
-    def work(i: int) -> tuple[Found, list[dict[str, Any]]]:
+    def work(i: int) -> tuple[CaseResult, list[dict[str, Any]]]:
         case = runnable[i]
-        found, first = _found(bench, case)
+        found, first = _case_result(bench, case)
         return found, [*tables.growth(bench, case, first)] if grown.get(case.axes.label) == i else []
 
     count, jobs = len(runnable), bench.device.jobs
@@ -100,17 +100,17 @@ def _all_found(
     return found, [record for _, records in gave for record in records]
 
 
-def _found(bench: Bench, case: Case) -> tuple[Found, Result]:
+def _case_result(bench: Bench, case: Case) -> tuple[CaseResult, Result]:
     model, bursts = bench.launches(case)
     measured = bench.device.measured
     repeats = bench.device.repeats if measured else 1
     results = middle_first([bench.run(case) for _ in range(repeats)], lambda run: float(run.ended_s[-1]))
     first = results[0]
     runs, by_kind = [times(result) for result in results], [result.by_kind for result in results]
-    for timed, kinds in [] if measured else _ends(bench, case, first):
+    for timed, kinds in [] if measured else _at_price_ends(bench, case, first):
         runs.append(timed)
         by_kind.append(kinds)
-    found = Found(
+    found = CaseResult(
         case,
         bench.tiles(case),
         counts(model, bursts),
@@ -125,7 +125,7 @@ def _found(bench: Bench, case: Case) -> tuple[Found, Result]:
     return found, first
 
 
-def _ends(bench: Bench, case: Case, result: Result) -> list[tuple[Figures, Mapping[str, float]]]:
+def _at_price_ends(bench: Bench, case: Case, result: Result) -> list[tuple[Figures, Mapping[str, float]]]:
     """Returns figures of time, and seconds by kind of op, with all prices at the low and at the high end."""
     asked, length = bench.scenario.price_interval, case.axes.tokens
     idle_s = result.ended_s[-1] - sum(result.by_kind.values())
@@ -169,7 +169,7 @@ def _cut(case: Case, most: int) -> Case:
 # -- rows --------------------------------------------------------------------------------------------
 
 
-def _rows(one: Found, found: Sequence[Found]) -> Iterator[Row]:
+def _rows(one: CaseResult, found: Sequence[CaseResult]) -> Iterator[Row]:
     axes = one.case.axes
     source = MEASURED.format(len(one.runs)) if one.measured else PREDICTED if len(one.runs) > 1 else AS_PRICED
     for name, (_, unit) in one.runs[0].items():
@@ -192,14 +192,14 @@ def _rows(one: Found, found: Sequence[Found]) -> Iterator[Row]:
         yield replace(_row(one, "seconds", values, "s", f"{part}; {source}"), op_kind=kind)
 
 
-def _row(one: Found, name: str, values: Sequence[float], unit: str, source: str) -> Row:
+def _row(one: CaseResult, name: str, values: Sequence[float], unit: str, source: str) -> Row:
     if len(values) == 1:
         # Without values at the ends there is no interval.
         return Row(one.case.axes, name, values[0], unit, source=source.replace(PREDICTED, AS_PRICED))
     return Row(one.case.axes, name, values[0], unit, min(values), max(values), source)
 
 
-def _ratio(of: Found, to: Found, name: str, metric: str, source: str) -> Row:
+def _ratio(of: CaseResult, to: CaseResult, name: str, metric: str, source: str) -> Row:
     """Returns the ratio of two cases. Predicted ones are paired at the same end of all prices. Measured runs
     are not paired: the interval is from the least over the largest to the largest over the least."""
     ours, theirs = of.values(name), to.values(name)
@@ -213,7 +213,7 @@ def _ratio(of: Found, to: Found, name: str, metric: str, source: str) -> Row:
 # -- tables ------------------------------------------------------------------------------------------
 
 
-def _areas(bench: Bench, found: Sequence[Found]) -> tuple[list[dict[str, Any]], Trace]:
+def _areas(bench: Bench, found: Sequence[CaseResult]) -> tuple[list[dict[str, Any]], Trace]:
     """Returns the cells that the launches of each strategy cover in a short run, and the trace of the first
     tiled strategy."""
     areas: list[dict[str, Any]] = []
@@ -229,7 +229,10 @@ def _areas(bench: Bench, found: Sequence[Found]) -> tuple[list[dict[str, Any]], 
 
 
 def _tables(
-    bench: Bench, found: Sequence[Found], areas: Sequence[dict[str, Any]], growing: Sequence[dict[str, Any]]
+    bench: Bench,
+    found: Sequence[CaseResult],
+    areas: Sequence[dict[str, Any]],
+    growing: Sequence[dict[str, Any]],
 ) -> dict[str, Mapping[str, Any]]:
     tiled = {one.case.point: one.case for one in found if isinstance(one.case.strategy, Fractal)}
     prices = [record for case in tiled.values() for record in tables.tiles(bench, case)]

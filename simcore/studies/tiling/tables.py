@@ -100,14 +100,14 @@ def covered(case: Case, trace: Trace) -> Iterator[Record]:
                     "graph": span.graph,
                     "op_kind": priced.op.kind,
                     "layer": area.layer,
-                    **_ends("input", area.inputs),
-                    **_ends("output", area.outputs),
-                    **_ends("lag", area.lags),
+                    **_first_and_last("input", area.inputs),
+                    **_first_and_last("output", area.outputs),
+                    **_first_and_last("lag", area.lags),
                     "start_s": start_s,
                 }
 
 
-def _ends(name: str, among: tuple[int, int] | None) -> Record:
+def _first_and_last(name: str, among: tuple[int, int] | None) -> Record:
     first, beyond = among or (None, None)
     return {f"first_{name}": first, f"last_{name}": None if beyond is None else beyond - 1}
 
