@@ -97,13 +97,13 @@ class Fit:
         power = 1.0 + math.log(min(reach, MOST_FACTOR) / TRUSTED_REACH) if reach > TRUSTED_REACH else 1.0
         fitted_s = self.seconds(launches, floor_s)
         seconds = max(floor_s, fitted_s)
-        low_s, high_s = ends(fitted_s, floor_s, self.low**power, self.high**power)
+        low_s, high_s = interval_of(fitted_s, floor_s, self.low**power, self.high**power)
         where = "" if reach == 1.0 else f", floor {reach:.3g} times outside the fitted ones"
         source: SourceKind = "interpolated" if reach == 1.0 else "extrapolated"
         return Price(seconds, low_s, high_s, source, f"{detail}{where}")
 
 
-def ends(fitted_s: float, least_s: float, low: float, high: float) -> tuple[float, float]:
+def interval_of(fitted_s: float, least_s: float, low: float, high: float) -> tuple[float, float]:
     """Returns the interval of a fitted time, `low` to `high` times it, with no end below `least_s`."""
     seconds = max(least_s, fitted_s)
     low_s = min(seconds, max(least_s, fitted_s * max(low, 1.0 / MOST_FACTOR)))

@@ -37,7 +37,7 @@ from numpy.typing import NDArray
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass as checked
 
-from simcore.devices.fit import Fit, ends, interval
+from simcore.devices.fit import Fit, interval, interval_of
 from simcore.input.files import Count, InputError
 from simcore.ops.op import DTYPE_BYTES, Op, Price, Shape, SourceKind, prompts
 
@@ -348,7 +348,7 @@ class Correction:
     points: Numbers
     axes: Sequence[int]
     lines: Sequence[_Line]
-    found: Numbers
+    corrections: Numbers
     slices: "_Slices | int"
     shapes: frozenset[Shape]
     box: tuple[Numbers, Numbers]
@@ -387,7 +387,7 @@ class Correction:
         power, seconds = 1.0 + outside, max(least_s, fitted_s)
         if fitted_s < least_s:
             source = "roofline"
-        low_s, high_s = ends(fitted_s, least_s, self.low**power, self.high**power)
+        low_s, high_s = interval_of(fitted_s, least_s, self.low**power, self.high**power)
         return Price(seconds, low_s, high_s, source, detail, cached=cached)
 
     def _at(self, own: Mapping[str, int]) -> Numbers | None:
@@ -407,7 +407,7 @@ class Correction:
         """Returns c at a place inside the box of the points, and whether points on all sides support it."""
 
         def value(i: int) -> float | None:
-            return None if i == without else float(self.found[i])
+            return None if i == without else float(self.corrections[i])
 
         place = x[self.axes]
         between = _mixed(near, place, 0, value, False)
@@ -423,7 +423,7 @@ class Correction:
     def left_out(self, i: int) -> float:
         """Returns the error of c at a point, computed without that point."""
         near = self.halves.slices[self.halves.of_point[i]] if self.halves else self.slices
-        return float(self.found[i]) - self._c(self.points[i], near, i)[0]
+        return float(self.corrections[i]) - self._c(self.points[i], near, i)[0]
 
     def error(self, fit: Fit, check: Measured) -> float | None:
         """Returns log(measured / predicted) of a shape; None if this correction does not price it."""

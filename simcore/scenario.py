@@ -120,7 +120,9 @@ _PATHS: Mapping[str, str] = {"device": ".yaml", "profile": ".yaml", "model": ".j
 
 def _with_paths(document: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Returns the document with all its paths absolute."""
-    found = {key: _found(document[key], folder, ending) for key, ending in _PATHS.items() if key in document}
+    found = {
+        key: _absolute(document[key], folder, ending) for key, ending in _PATHS.items() if key in document
+    }
     workload = document.get("workload")
     if isinstance(workload, dict):
         found["workload"] = _with_inner_paths(workload, folder)
@@ -142,7 +144,7 @@ def _group(given: Any, folder: Path) -> Any:
     """Returns a group of servers of a fleet with all its paths absolute."""
     if not isinstance(given, dict):
         return given
-    paths = {key: _found(given[key], folder, _PATHS[key]) for key in ("device", "profile") if key in given}
+    paths = {key: _absolute(given[key], folder, _PATHS[key]) for key in ("device", "profile") if key in given}
     return {**given, **paths}
 
 
@@ -163,16 +165,16 @@ def _with_kind(strategy: Any, folders: Sequence[Path]) -> Any:
 def _with_path(value: Any, folder: Path) -> Any:
     if not isinstance(value, dict) or not value.get("path"):
         return value
-    return {**value, "path": _found(value["path"], folder, "")}
+    return {**value, "path": _absolute(value["path"], folder, "")}
 
 
-def _found(name: Any, folder: Path, ending: str) -> Any:
+def _absolute(name: Any, folder: Path, ending: str) -> Any:
     """Makes a path absolute: relative to the scenario's folder, or to the current one if it exists only
     there."""
     if isinstance(name, list):
-        return [_found(each, folder, ending) for each in name]
+        return [_absolute(each, folder, ending) for each in name]
     if isinstance(name, dict) and "base" in name:
-        return {**name, "base": _found(name["base"], folder, ending)}
+        return {**name, "base": _absolute(name["base"], folder, ending)}
     if not isinstance(name, str) or not is_path(name, ending):
         return name
     beside = folder / name

@@ -133,7 +133,7 @@ def test_all_anchor_bars_are_met() -> None:
     ]
     bars = cases.anchor_bars(found)
     assert verdicts(bars) == [True] * 4
-    assert "1.154" in bars[0].found
+    assert "1.154" in bars[0].result
     assert str(bars[0]).strip().startswith("met")
 
 
@@ -143,7 +143,7 @@ def test_one_slow_shape_misses_its_bar_alone() -> None:
     found[slow] = compared(NARROW, 24.0, 22.0)
     bars = cases.anchor_bars(found)
     assert verdicts(bars) == [True, False, False, True]
-    assert str(NARROW) in bars[1].found
+    assert str(NARROW) in bars[1].result
     assert "NOT MET" in str(bars[2])
 
 
@@ -378,7 +378,7 @@ def test_the_driver_checks_times_saves_and_judges(
     part = Benchmark("x", shapes, measure, [goal], tabled=True)
     bench = a_bench(tmp_path)
     (found,) = part.run(bench)
-    assert (found.met, found.found) == (False, f"no figure at {shapes[1]}, {shapes[2]}")
+    assert (found.met, found.result) == (False, f"no figure at {shapes[1]}, {shapes[2]}")
     assert goal.bar([]) == Bar("fast", "not measured", None)
     read = read_rows(tmp_path / "h200_decode_kernels_x.csv")
     assert [(line["context"], line["implementation"], line["median_s"] != "") for line in read] == [

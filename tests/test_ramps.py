@@ -508,7 +508,7 @@ def test_a_price_that_is_a_curve_is_taken_as_short_lines() -> None:
             stretch = curve.at(size)
             found = stretch.cost[0] + (size - stretch.start) * stretch.slope[0]
             assert found == pytest.approx(1e-6 * size**1.3, rel=6e-4)
-    assert bends.found
+    assert bends.curved
     first, asked[:] = len(asked), []
     Curve(partial(lines, cost), bends).at(5000)
     assert len(asked) < first / 10

@@ -313,7 +313,7 @@ def area(x: Sequence[float], y: Sequence[float], name: str, colour: str, **more:
     return go.Scatter(**{"x": x, "y": y, "name": name} | look | edge | more)
 
 
-def bar_ends(totals: Sequence[float], names: Sequence[str], texts: Sequence[str]) -> go.Scatter:
+def bar_sums(totals: Sequence[float], names: Sequence[str], texts: Sequence[str]) -> go.Scatter:
     """Returns the sums of stacked bars as text at their ends."""
     return go.Scatter(
         x=totals, y=names, mode="text", text=[f" {text}" for text in texts], textposition="middle right",

@@ -11,7 +11,7 @@ import plotly.graph_objects as go
 from simcore.reports import style
 from simcore.reports.common import figures as common
 from simcore.reports.common.figures import Scale, by_text
-from simcore.reports.comparing.matching import BETTER, DIFFERS, UNSURE, WORSE, Pair, ratio_ends
+from simcore.reports.comparing.matching import BETTER, DIFFERS, UNSURE, WORSE, Pair, ratio_interval
 from simcore.reports.comparing.sides import Figure
 from simcore.reports.comparing.words import interval_text, ratio_text, value_text, verdict_text
 from simcore.reports.text import in_figure
@@ -49,14 +49,14 @@ def _figure_text(figure: Figure) -> str:
 def ratios(shown: Named) -> go.Figure:
     """Draws the ratio B / A of pairs with their intervals, a row for each, on a logarithmic axis around 1."""
     rows = [(i, name, pair) for i, (name, pair) in enumerate(shown) if pair.ratio and pair.ratio > 0.0]
-    axis = _ratio_ends([pair for _, _, pair in rows])
+    axis = _ratio_range([pair for _, _, pair in rows])
     figure = go.Figure()
     for verdict, colour in COLOURS.items():
         own = [(i, name, pair) for i, name, pair in rows if pair.verdict == verdict]
         if not own:
             continue
         at = [_clipped(pair.ratio or 1.0, axis) for _, _, pair in own]
-        ends = [ratio_ends(pair) or (x, x) for (_, _, pair), x in zip(own, at, strict=True)]
+        ends = [ratio_interval(pair) or (x, x) for (_, _, pair), x in zip(own, at, strict=True)]
         bar = {
             "type": "data",
             "array": [max(0.0, _clipped(high, axis) - x) for (_, high), x in zip(ends, at, strict=True)],
@@ -84,12 +84,12 @@ def _clipped(ratio: float, axis: tuple[float, float]) -> float:
     return min(max(ratio, axis[0]), axis[1])
 
 
-def _ratio_ends(pairs: Sequence[Pair]) -> tuple[float, float]:
+def _ratio_range(pairs: Sequence[Pair]) -> tuple[float, float]:
     """Returns the ends of the axis: all ratios and 1 are inside, and intervals as far as they do not go far
     beyond."""
     marks = [1.0, *(min(max(pair.ratio or 1.0, 1.0 / FARTHEST), FARTHEST) for pair in pairs)]
     least, most = min(marks) / REACH, max(marks) * REACH
-    ends = [end for pair in pairs for end in ratio_ends(pair) or () if end > 0.0]
+    ends = [end for pair in pairs for end in ratio_interval(pair) or () if end > 0.0]
     low = max(least, min([*marks, *ends]))
     high = min(most, max([*marks, *ends]))
     return low / ROOM, high * ROOM

@@ -93,7 +93,7 @@ class Pair:
     @property
     def has_intervals(self) -> bool:
         """Whether both figures have an interval, or are verdicts."""
-        return bool(self.a.word) or (_ends(self.a) is not None and _ends(self.b) is not None)
+        return bool(self.a.word) or (_interval(self.a) is not None and _interval(self.b) is not None)
 
 
 @dataclass(frozen=True)
@@ -241,7 +241,7 @@ def judged(a: Figure, b: Figure, better: str | None) -> str:
         return SAME if a.value is b.value else UNSURE
     if math.isclose(a.value, b.value, rel_tol=SAME_WITHIN):
         return SAME
-    one, other = _ends(a), _ends(b)
+    one, other = _interval(a), _interval(b)
     if one is None or other is None or (other[0] <= one[1] and one[0] <= other[1]):
         return UNSURE
     return DIFFERS if better is None else BETTER if (b.value < a.value) == (better == "lower") else WORSE
@@ -256,16 +256,16 @@ def _judged_words(a: str, b: str) -> str:
     return BETTER if VERDICTS[b] > VERDICTS[a] else WORSE
 
 
-def _ends(figure: Figure) -> tuple[float, float] | None:
+def _interval(figure: Figure) -> tuple[float, float] | None:
     """Returns the interval of a figure, its value in it; None without one."""
     if figure.low is None or figure.high is None or figure.value is None:
         return None
     return min(figure.low, figure.value), max(figure.high, figure.value)
 
 
-def ratio_ends(pair: Pair) -> tuple[float, float] | None:
+def ratio_interval(pair: Pair) -> tuple[float, float] | None:
     """Returns the least and the greatest ratio by both intervals; None without them, or from 0."""
-    one, other = _ends(pair.a), _ends(pair.b)
+    one, other = _interval(pair.a), _interval(pair.b)
     if one is None or other is None or one[0] <= 0.0 or other[0] < 0.0:
         return None
     ends = other[0] / one[1], other[1] / one[0]

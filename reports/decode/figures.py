@@ -236,7 +236,7 @@ def critical_path(parts: pd.DataFrame, shown: Sequence[Variant]) -> go.Figure:
     figure = go.Figure([_part_bar(part, of, totals) for part, of in kinds.items() if of])
     order = [common.in_two_lines(label) for label in totals]
     ends = [total * 1e3 for total in totals.values()]
-    figure.add_trace(common.bar_ends(ends, order, [milliseconds(total) for total in totals.values()]))
+    figure.add_trace(common.bar_sums(ends, order, [milliseconds(total) for total in totals.values()]))
     y_axis = {"autorange": "reversed", "showgrid": False, "categoryorder": "array", "categoryarray": order}
     longest = max(totals.values(), default=0.0) * 1e3
     return _rows(figure, len(totals), longest, barmode="stack", yaxis=y_axis)

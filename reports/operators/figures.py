@@ -105,7 +105,7 @@ def _hover(row: Mapping[Any, Any], found: str) -> str:
     return "<br>".join(line for line in lines if line)
 
 
-def _found(rows: pd.DataFrame, look: Look, found: str, marks: bool) -> go.Scatter:
+def _run_times(rows: pd.DataFrame, look: Look, found: str, marks: bool) -> go.Scatter:
     colour, dash, symbol = look
     hover = [_hover(row, found) for row in rows.to_dict("records")]
     drawn: Layout = {"dash": dash, "symbol": symbol, "size": 7, "mode": "lines+markers" if marks else "lines"}
@@ -176,7 +176,7 @@ def method_times(
         own = rows[rows["strategy"] == strategy].sort_values("place", kind="stable")
         beside = published[published["strategy"] == strategy]
         if len(own):
-            figure.add_trace(_found(own, look, found, marks=beside.empty))
+            figure.add_trace(_run_times(own, look, found, marks=beside.empty))
         if len(own) and len(beside):
             figure.add_trace(_published(beside, look, _name(own), found))
     times_ms = [*(rows["value"] * 1e3), *(published["reference"] * 1e3)]

@@ -88,14 +88,14 @@ class View:
 
     axes: tuple[str, ...]
     length: str
-    places: Mapping[tuple[float, float], float]
+    positions: Mapping[tuple[float, float], float]
 
     def place(self, rows: pd.DataFrame) -> "list[float]":
         """Returns the position of each row on the axis; NaN if the row has no place."""
-        if not self.places:
+        if not self.positions:
             return [float(value) for value in rows[self.length]]
         pairs = zip(rows["batch"], rows[self.length], strict=True)
-        return [self.places.get((float(b), float(n)), math.nan) for b, n in pairs]
+        return [self.positions.get((float(b), float(n)), math.nan) for b, n in pairs]
 
     def at(self, row: Mapping[Any, Any]) -> str:
         """Returns a row's place and setting as text."""
@@ -110,9 +110,9 @@ class View:
 
     def axis(self, rows: pd.DataFrame, apart: float = 0.12) -> Axis:
         """Returns the axis of the places of these rows, with labels at least `apart` from each other."""
-        if not self.places:
+        if not self.positions:
             return figures.lengths_axis(rows[self.length].dropna().unique().tolist(), apart)
-        names = {place: f"{b:,.0f} × {tokens(n)}" for (b, n), place in self.places.items()}
+        names = {place: f"{b:,.0f} × {tokens(n)}" for (b, n), place in self.positions.items()}
         return figures.places_axis(names, "batch × context (tokens)")
 
 
@@ -296,7 +296,7 @@ def _memory_right(run: Run) -> Tile | None:
 
 def _crossings(of: Methods, setting: Case) -> dict[float, str]:
     """Returns lengths at which the fastest method changes: crossovers of methods fastest in turn."""
-    if of.view.places:
+    if of.view.positions:
         return {}
     crossover = at(of.run.metric("crossover_tokens"), setting)
     places = at(of.ranked, setting).groupby("place", sort=True)
@@ -339,13 +339,13 @@ def _best_table(of: Methods) -> Table:
         best = extreme(own, own["value"], largest=False)
         return f"{best['label']}, {lasting(best['value'])}"
 
-    place = ("context", "l") if of.view.places else ("length", "r")
+    place = ("context", "l") if of.view.positions else ("length", "r")
     bests = [(setting_text(s) or "fastest", "l", partial(best_at, setting=s)) for s in of.settings]
     return common.tabled(sorted(names), (*place, names.__getitem__), *bests)
 
 
 def _place_names(rows: pd.DataFrame, shown: View) -> list[str]:
-    batches = [f"batch {batch:,.0f} × " if shown.places else "" for batch in rows["batch"]]
+    batches = [f"batch {batch:,.0f} × " if shown.positions else "" for batch in rows["batch"]]
     return [f"{batch}{tokens(n)}" for batch, n in zip(batches, rows[shown.length], strict=True)]
 
 
@@ -432,7 +432,7 @@ def _all_times(of: Methods) -> list[Details]:
 
 
 def _times(of: Methods) -> list[Section]:
-    run, places = of.run, of.view.places
+    run, places = of.run, of.view.positions
     if run.metric(LATENCY).empty or not of.settings:
         return []
     notes = []

@@ -165,7 +165,7 @@ def _how_to_run(plan: Planned) -> list[Section]:
 def _tiles(of: Shown) -> list[Tile]:
     """Returns what answers and how sure that is; if it is one point, also its cost and limited metrics."""
     every, best = of.plan.points, of.plan.best.to_dict("records")
-    found = [tile for row in best for tile in _found(of.plan.question, row, several=len(best) > 1)]
+    found = [tile for row in best for tile in _answer_tiles(of.plan.question, row, several=len(best) > 1)]
     tiles = found[: MOST_TILES - 1] or [
         Tile(f"{(every['verdict'] == 'holds').sum()} of {len(every)}", "Points that hold")
     ]
@@ -193,7 +193,7 @@ def _figures_of(of: Shown, row: Row) -> list[Tile]:
 
 
 # Question -> the axis of its answer, and what the answer is.
-FOUND: Mapping[str, tuple[Axis, str]] = {
+ANSWERED_BY: Mapping[str, tuple[Axis, str]] = {
     "devices": (DEVICES, "Fewest devices that hold"),
     "cost": (COST, "Lowest cost that holds"),
     "rate": (RATE, "Highest rate that holds"),
@@ -201,8 +201,8 @@ FOUND: Mapping[str, tuple[Axis, str]] = {
 }
 
 
-def _found(question: str, row: Row, *, several: bool) -> list[Tile]:
-    axis, means = FOUND.get(question, (DEVICES, ""))
+def _answer_tiles(question: str, row: Row, *, several: bool) -> list[Tile]:
+    axis, means = ANSWERED_BY.get(question, (DEVICES, ""))
     if not means or not known(row[axis.column]):
         return []
     where = ", ".join(part for part in (str(row["label"]), _load(row) if several else "") if part)

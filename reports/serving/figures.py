@@ -289,7 +289,7 @@ def _published_points(
     return common.marks(rows[axis], y, name, variant.colour, hover, fill=fill, **look)
 
 
-def _found(rows: pd.DataFrame, variant: Variant, axis: str, scale: Scale, found: str) -> go.Scatter:
+def _run_figures(rows: pd.DataFrame, variant: Variant, axis: str, scale: Scale, found: str) -> go.Scatter:
     named = not pd.api.types.is_numeric_dtype(rows[axis])
     mark = {"symbol": "diamond" if named else variant.symbol, "size": 9 if named else 8}
     return go.Scatter(
@@ -322,7 +322,7 @@ def compared(
     rows = rows if named else rows.sort_values(column, kind="stable")
     for variant, own in common.of_variants(rows, shown):
         figure.add_traces([] if named else _band(own, variant, column, scale.factor, _floor(y_axis)))
-        line = _found(own, variant, column, scale, found)
+        line = _run_figures(own, variant, column, scale, found)
         figure.add_traces([line, _published_points(own, variant, column, scale, found)])
     if named:
         return laid_out(figure, xaxis={"title": {"text": title}, "showgrid": False}, yaxis=y_axis)

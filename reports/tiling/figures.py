@@ -361,7 +361,7 @@ def shares(seconds: Mapping[str, Mapping[str, float]]) -> go.Figure:
         hover = [_share_hover(label, name, value, totals[label]) for label, value in values.items()]
         figure.add_trace(common.bars([v * scale.factor for v in values.values()], names, name, colour, hover))
     ends = [total * scale.factor for total in totals.values()]
-    figure.add_trace(common.bar_ends(ends, names, [lasting(total) for total in totals.values()]))
+    figure.add_trace(common.bar_sums(ends, names, [lasting(total) for total in totals.values()]))
     longest *= scale.factor
     axis = {"title": {"text": scale.title}, "range": [0, longest * 1.12 or 1], "nticks": 6}
     meta = {"narrow": {"xaxis.range": [0, longest * 1.3 or 1], "xaxis.nticks": 4}}

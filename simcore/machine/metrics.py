@@ -187,7 +187,7 @@ def interval(trace: Trace, token: Token) -> tuple[float, float]:
 
 def intervals(trace: Trace, tokens: Sequence[Token]) -> list[tuple[float, float]]:
     """The intervals of several tokens of a run. An op with several prices in the run counts with the last."""
-    ends = _ends(trace)
+    ends = _relative_intervals(trace)
     found: list[tuple[float, float]] = []
     for token in tokens:
         low = high = 0.0
@@ -199,7 +199,7 @@ def intervals(trace: Trace, tokens: Sequence[Token]) -> list[tuple[float, float]
     return found
 
 
-def _ends(trace: Trace) -> dict[tuple[int, str, str], tuple[float, float]]:
+def _relative_intervals(trace: Trace) -> dict[tuple[int, str, str], tuple[float, float]]:
     """By rank, kind and name of an op: the low and high end of its last price, divided by the price."""
     ends: dict[tuple[int, str, str], tuple[float, float]] = {}
     for span in reversed(trace.spans):

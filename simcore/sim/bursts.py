@@ -277,7 +277,7 @@ class Straight:
 class Bends:
     """Whether prices were found to be curves; once `settled`, a price no longer decides it for later ones."""
 
-    found: bool = False
+    curved: bool = False
     settled: bool = False
 
 
@@ -307,12 +307,12 @@ class Curve:
         return stretches[0] if len(starts) == 1 else stretches[bisect_right(starts, size) - 1]
 
     def _octave(self, octave: int) -> list[Straight]:
-        stretches = None if self.bends.found else self.lines(octave, False)
+        stretches = None if self.bends.curved else self.lines(octave, False)
         if not self.bends.settled:
-            self.bends.found = stretches is None
+            self.bends.curved = stretches is None
         stretches = self.lines(octave, True) if stretches is None else stretches
         if stretches is None:
-            low, high = _ends(octave)
+            low, high = _first_and_last(octave)
             raise ValueError(f"a price bends over {MOST_STRETCHES} times between {low} and {high}")
         return stretches
 
@@ -324,7 +324,7 @@ def lines(cost: Callable[[int], Cost], octave: int, curved: bool) -> list[Straig
     bend of a roofline, because it is convex; it misses a bump of a table between two of the five points.
     """
     within, most = (CURVED, MOST_STRETCHES) if curved else (STRAIGHT, FEW)
-    found = list(islice(_stretches(cost, *_ends(octave), within), most + 1))
+    found = list(islice(_stretches(cost, *_first_and_last(octave), within), most + 1))
     return found if len(found) <= most else None
 
 
@@ -344,7 +344,7 @@ def _stretches(cost: Callable[[int], Cost], low: int, high: int, within: float) 
     yield from _stretches(cost, middle + 1, high, within)
 
 
-def _ends(octave: int) -> tuple[int, int]:
+def _first_and_last(octave: int) -> tuple[int, int]:
     """The least and the largest size with `octave` binary digits."""
     return 1 << octave >> 1, (1 << octave) - 1
 

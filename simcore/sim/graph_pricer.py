@@ -375,8 +375,8 @@ class GraphPricer:
         if curve is None:
             bends = self._bends.get(key[:2])
             if bends is None:
-                found = self._probes and self._bends_at_probe(group, name)
-                bends = self._bends[key[:2]] = Bends(found=found, settled=self._settled)
+                curved = self._probes and self._bends_at_probe(group, name)
+                bends = self._bends[key[:2]] = Bends(curved=curved, settled=self._settled)
             curve = self._curves[key] = Curve(partial(self._groups.lines, group, self._end, along), bends)
         return curve
 

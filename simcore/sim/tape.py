@@ -49,8 +49,8 @@ def record(
     they arrive, and only the first rank of each tensor-parallel group runs."""
     simulation = Simulation(one_second, mesh=mesh, outcomes=outcomes, lockstep=(TENSOR,) if inbox else ())
     if inbox:
-        coming: list[tuple[float, object]] = [(request.arrival_s, request) for request in inbox]
-        simulation.feed(0, REQUESTS, [*coming, (coming[-1][0], END)])
+        arriving: list[tuple[float, object]] = [(request.arrival_s, request) for request in inbox]
+        simulation.feed(0, REQUESTS, [*arriving, (arriving[-1][0], END)])
     tape = Tape()
     simulation.run(lambda m: program(_TapeMachine(m, tape)))
     return tape

@@ -529,12 +529,12 @@ class Bar:
     """One goal: the result in words, and whether it suffices; None: not measured."""
 
     name: str
-    found: str
+    result: str
     met: bool | None
 
     def __str__(self) -> str:
         verdict = "not measured" if self.met is None else "met" if self.met else "NOT MET"
-        return f"{verdict:>12}  {self.name}: {self.found}"
+        return f"{verdict:>12}  {self.name}: {self.result}"
 
 
 Figures = Mapping[str, float | None]

@@ -107,7 +107,7 @@ def calibrate_card(
     measuring = Measuring(device, partial_of(target), table, card)
     measured_s = within_s - min(ENDING_S, ENDING_SHARE * within_s)
     left_out = measure_all(table, quick, measuring, progress, begun_s + measured_s)
-    points, failed = list(measuring.found.values()), list(measuring.failed.values())
+    points, failed = list(measuring.points.values()), list(measuring.failed.values())
     if not points:
         if not measuring.goes_on:
             partial_of(target).unlink(missing_ok=True)
@@ -232,7 +232,7 @@ class Measuring:
     reused. `failed`: one line for each op that could not be measured; `floor`: of the device."""
 
     def __init__(self, device: str, path: Path, table: Mapping[str, Kernel], card: Card) -> None:
-        self.found: dict[Key, Point] = {}
+        self.points: dict[Key, Point] = {}
         self.failed: dict[Key, str] = {}
         self.floor: Roofline = roofline(load_device(device))
         self._path, self._table, self._card = path, table, card
@@ -250,11 +250,11 @@ class Measuring:
     def nothing_works(self) -> bool:
         """Whether many shapes of several kinds failed and none succeeded: the shapes are not the cause."""
         kinds = {kind for kind, _, _ in self.failed}
-        return not self.found and len(kinds) > 1 and len(self.failed) >= MOST_FAILURES
+        return not self.points and len(kinds) > 1 and len(self.failed) >= MOST_FAILURES
 
     def known(self, op: Op) -> Point | None:
         """Returns the measured point of an op."""
-        return self.found.get(key_of(op))
+        return self.points.get(key_of(op))
 
     def is_left(self, op: Op) -> bool:
         """Whether an interrupted calibration has already measured an op."""
@@ -263,21 +263,21 @@ class Measuring:
     def one(self, op: Op, role: Role = "fit") -> Point | None:
         """Returns the point of an op, measured if it is new; None if that failed."""
         key = key_of(op)
-        if key in self.found or key in self.failed:
-            return self.found.get(key)
+        if key in self.points or key in self.failed:
+            return self.points.get(key)
         if key in self._left:
-            self.found[key] = self._left[key].point(op, self.floor)
-            return self.found[key]
+            self.points[key] = self._left[key].point(op, self.floor)
+            return self.points[key]
         try:
             point = card_measure.measured(self._table[op.kind], op, self.floor, self._card)
         except card_measure.FAILURES as error:
             self.failed[key] = f"{op.kind} {shape_text(op)}: {one_line(error)}"
             card_measure.go_on()
             return None
-        self.found[key] = replace(point, role=role)
+        self.points[key] = replace(point, role=role)
         with self._path.open("a", newline="", encoding="utf-8") as file:
-            csv.writer(file, lineterminator="\n").writerow(cells(self.found[key]))
-        return self.found[key]
+            csv.writer(file, lineterminator="\n").writerow(cells(self.points[key]))
+        return self.points[key]
 
 
 def measure_all(
@@ -382,7 +382,7 @@ def _between(make: Make, low: int, high: int, measuring: Measuring) -> At | None
 def _lines_along(family: Family, axis: str, measuring: Measuring) -> Iterator[tuple[list[At], Make]]:
     """Yields measured points along one dimension, with all others fixed, if there are several."""
     found: dict[tuple[object, ...], tuple[list[At], Make]] = {}
-    for choice, values in family.places():
+    for choice, values in family.combinations():
         op = family.at(choice, values)
         point = measuring.known(op) if op else None
         if point is not None:

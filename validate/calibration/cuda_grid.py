@@ -150,12 +150,12 @@ class Family:
 
     def grid(self) -> Iterator[Op]:
         """Yields the ops of all choices at all measured values."""
-        for choice, values in self.places():
+        for choice, values in self.combinations():
             op = self.at(choice, values)
             if op is not None and self._is_measured(op):
                 yield op
 
-    def places(self) -> Iterator[tuple[Dims, Dims]]:
+    def combinations(self) -> Iterator[tuple[Dims, Dims]]:
         """Yields each pair of a choice and a value of each range once."""
         for choice in self.choices:
             every = [dict(zip(self.ranges, values, strict=True)) for values in product(*self.ranges.values())]

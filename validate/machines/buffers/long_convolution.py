@@ -158,7 +158,7 @@ class LongConvolutionState(State):
         self._first_taps = self.taps[:, :, 0].unbind(0)
         # A matrix product's result for the next op; the next input, if it has no place before the shift.
         self._hidden, self._aside = drawn.given, drawn.given
-        self._found: _Aggregates | None = None
+        self._kept_aggregates: _Aggregates | None = None
         self._ops = self._methods()
 
     def reset(self) -> None:
@@ -338,7 +338,7 @@ class LongConvolutionState(State):
     @property
     def _aggregates(self) -> _Aggregates:
         """The state, made at first use. A convolution keeps its sums in the places of its activations."""
-        if self._found is None:
+        if self._kept_aggregates is None:
             model, lags = self.model, torch.arange(self.model.tokens, device=self.a.device)
             q = self.a.new_zeros(model.layers, model.batch, model.tokens, model.state)
             if model.mixer == "convolution":
@@ -346,8 +346,8 @@ class LongConvolutionState(State):
             else:
                 s = q.new_zeros(*q.shape, model.channels)
                 w = (self.parameters.decays[:, None] ** lags)[..., None]
-            self._found = _Aggregates(q, s, w)
-        return self._found
+            self._kept_aggregates = _Aggregates(q, s, w)
+        return self._kept_aggregates
 
     def _projected(self, name: str, y: Tensor, layers: slice) -> Tensor:
         """Returns keys or queries of y [layers, batch, positions, channels]; all 1 for a convolution."""

@@ -311,7 +311,7 @@ class CardRun(Device):
         self._may_take[key] += 1
         lane = self.card.lane(signal.waiter, HOSTS)
         log = self.memory.log(signal.waiter, HOSTS)
-        place = log.take_places(2)
+        place = log.reserve_entries(2)
         plan = self.card.plans.get(key)
         if plan is None:
             what = f"host of rank {signal.waiter} waits for signal {signal.name} of rank {signal.source}"
@@ -447,7 +447,7 @@ class CardRun(Device):
         log = self.memory.log(stream.rank, stream.name) if plan.noted or plan.settings else None
         gate, place = None, 0
         if log is not None and plan.noted:
-            place = log.take_places(1 + len(plan.signals))
+            place = log.reserve_entries(1 + len(plan.signals))
             gate = (log, place) if plan.gated else None
             if gate is not None:
                 launch.ticket.gates.append(gate)

@@ -30,7 +30,7 @@ class StreamLog:
         self._log: NDArray[np.int32] = memory.log.numpy()
         self._given: NDArray[np.int32] = memory.given.numpy()
 
-    def take_places(self, count: int) -> int:
+    def reserve_entries(self, count: int) -> int:
         """Returns the first of `count` places of the log. Raises RuntimeError if the log is full."""
         first, self.logged = self.logged, self.logged + count
         if self.logged > MOST_ENTRIES:
