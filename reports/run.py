@@ -175,7 +175,7 @@ class Run:
         return self.machine != SIMULATED
 
     @property
-    def found(self) -> str:
+    def times_are(self) -> str:
         """The word for the times: "predicted" or "measured"."""
         return "measured" if self.measured else "predicted"
 

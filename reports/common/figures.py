@@ -426,25 +426,25 @@ OFF: Mapping[str, str] = {
 }
 
 
-def _error_hover(row: Mapping[Any, Any], found: str) -> str:
+def _error_hover(row: Mapping[Any, Any], times_are: str) -> str:
     who, *where = compared_place(row)
     said_by = f"{row['role']}; {row['source']}"
     return "<br>".join(
         [
             f"<b>{in_figure(who)}</b>, {in_figure(row['metric'])}",
             in_figure(", ".join(where)),
-            f"published {significant(row['reference'], 4)}, {found} {significant(row['predicted'], 4)}",
+            f"published {significant(row['reference'], 4)}, {times_are} {significant(row['predicted'], 4)}",
             f"<b>{signed_percent(row['error_pct'])}</b>, {in_figure(said_by)}",
         ]
     )
 
 
-def errors(comparison: pd.DataFrame, roles: Mapping[str, str], found: str = "predicted") -> go.Figure:
+def errors(comparison: pd.DataFrame, roles: Mapping[str, str], times_are: str = "predicted") -> go.Figure:
     """Draws the error of every compared figure, a row for each role in the order of `roles` (role -> its
     name).
 
-    `found`: whether the compared figures are "predicted" or "measured". Rows of the role "fitted" are hollow,
-    because the model was fitted to these figures.
+    `times_are`: whether the compared figures are "predicted" or "measured". Rows of the role "fitted" are
+    hollow, because the model was fitted to these figures.
     """
     figure = go.Figure()
     rows = comparison[comparison["error_pct"].notna()]
@@ -458,7 +458,7 @@ def errors(comparison: pd.DataFrame, roles: Mapping[str, str], found: str = "pre
                 [names[role] for role in group["role"]],
                 in_figure(strategy_name(str(strategy))),
                 colour,
-                [_error_hover(row, found) for row in group.to_dict("records")],
+                [_error_hover(row, times_are) for row in group.to_dict("records")],
                 fill=hollow(colour, group["role"] == "fitted"),
                 marker=look,
             )
@@ -468,7 +468,7 @@ def errors(comparison: pd.DataFrame, roles: Mapping[str, str], found: str = "pre
     return in_rows(
         figure,
         len(names),
-        xaxis={"title": {"text": OFF[found]}, "range": [-reach, reach]},
+        xaxis={"title": {"text": OFF[times_are]}, "range": [-reach, reach]},
         yaxis=named_axis(list(names.values()), showgrid=None),
         meta={"narrow": {"xaxis.nticks": 5}},
     )

@@ -129,12 +129,12 @@ def formulas(*groups: str, of: Callable[[str], bool] = lambda metric: True) -> l
 
 def share_formula(run: Run) -> list[Definition]:
     """Returns the definition of a share in the section on sources."""
-    return formulas("sources", of=lambda word: word == run.found)
+    return formulas("sources", of=lambda word: word == run.times_are)
 
 
 def error_formulas(run: Run) -> list[Definition]:
     """Returns the formula of the error of compared figures, if there are any."""
-    return formulas("errors", of=lambda word: word == run.found) if len(run.comparison) else []
+    return formulas("errors", of=lambda word: word == run.times_are) if len(run.comparison) else []
 
 
 # -- choices and tables --------------------------------------------------------------------------
@@ -233,14 +233,14 @@ def error_summary(rows: pd.DataFrame) -> Table:
     )
 
 
-def _compared(rows: pd.DataFrame, found: str) -> Table:
+def _compared(rows: pd.DataFrame, times_are: str) -> Table:
     return tabled(
         rows.to_dict("records"),
         ("role", "l", field("role")),
         ("where", "l", _place),
         ("metric", "l", field("metric")),
         ("published", "r", lambda row: significant(row["reference"], 4)),
-        (found, "r", lambda row: significant(row["predicted"], 4)),
+        (times_are, "r", lambda row: significant(row["predicted"], 4)),
         ("error", "r", lambda row: signed_percent(row["error_pct"])),
         ("source", "l", field("source")),
     )
@@ -303,16 +303,16 @@ def comparison(run: Run) -> list[Section]:
     rows = run.comparison[run.comparison["error_pct"].notna()]
     if rows.empty:
         return []
-    figure = figures.errors(rows, _roles(rows), run.found)
+    figure = figures.errors(rows, _roles(rows), run.times_are)
     every = f"All {len(rows):,} compared figures" if len(rows) > 1 else "The compared figure"
     parts = {
         "lead": _measured_lead(rows) if run.measured else _compared_lead(rows, predictions(run)),
-        "plots": [drawn("errors", f"error of every {run.found} figure, by role", figure)],
+        "plots": [drawn("errors", f"error of every {run.times_are} figure, by role", figure)],
         "table": error_summary(rows),
         "notes": [HOLLOW] if (rows["role"] == FITTED).any() else [],
-        "details": [Details(every, table=_compared(rows, run.found))],
+        "details": [Details(every, table=_compared(rows, run.times_are))],
     }
-    return [section("every study", "published", {"found": run.found.capitalize()}, **parts)]
+    return [section("every study", "published", {"times_are": run.times_are.capitalize()}, **parts)]
 
 
 # -- sources of prices -----------------------------------------------------------------------------

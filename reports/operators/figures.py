@@ -94,29 +94,29 @@ def places_axis(names: Mapping[float, str], title: str) -> Axis:
 # -- times ---------------------------------------------------------------------------------------------
 
 
-def _hover(row: Mapping[Any, Any], found: str) -> str:
+def _hover(row: Mapping[Any, Any], times_are: str) -> str:
     bounds = interval(row["low"], row["high"], 1e3)
     lines = [
         f"<b>{in_figure(row['label'])}</b>, {in_figure(row['at'])}",
-        f"{found} {lasting(row['value'])}{f' ({bounds} ms)' if bounds else ''}",
+        f"{times_are} {lasting(row['value'])}{f' ({bounds} ms)' if bounds else ''}",
         in_figure(row["source"]),
         *([f"{row['splits']:.0f} splits"] if known(row.get("splits")) else []),
     ]
     return "<br>".join(line for line in lines if line)
 
 
-def _run_times(rows: pd.DataFrame, look: Look, found: str, marks: bool) -> go.Scatter:
+def _run_times(rows: pd.DataFrame, look: Look, times_are: str, marks: bool) -> go.Scatter:
     colour, dash, symbol = look
-    hover = [_hover(row, found) for row in rows.to_dict("records")]
+    hover = [_hover(row, times_are) for row in rows.to_dict("records")]
     drawn: Layout = {"dash": dash, "symbol": symbol, "size": 7, "mode": "lines+markers" if marks else "lines"}
     name, y = _name(rows), rows["value"] * 1e3
     return common.dotted(rows["place"], y, name, colour, hover, legendgroup=name, **drawn)
 
 
-def _published(rows: pd.DataFrame, look: Look, name: str, found: str) -> go.Scatter:
+def _published(rows: pd.DataFrame, look: Look, name: str, times_are: str) -> go.Scatter:
     colour, _, symbol = look
     hover = [
-        f"<b>{name}</b>, {in_figure(row['at'])}<br>published {lasting(row['reference'])}, {found} "
+        f"<b>{name}</b>, {in_figure(row['at'])}<br>published {lasting(row['reference'])}, {times_are} "
         f"{lasting(row['predicted'])}: {signed_percent(row['error_pct'])}<br>"
         f"{in_figure(row['role'])}; {in_figure(row['source'])}"
         for row in rows.to_dict("records")
@@ -161,14 +161,14 @@ def method_times(
     published: pd.DataFrame,
     crossings: Mapping[float, str],
     axis: Axis,
-    found: str = "predicted",
+    times_are: str = "predicted",
 ) -> go.Figure:
-    """Draws the time of each method over places: lines `found` (predicted or measured), marks published,
-    crosses out of memory, and a line at every crossing of the fastest (place -> text).
+    """Draws the time of each method over places: lines of the run, marks published, crosses out of memory,
+    and a line at every crossing of the fastest (place -> text).
 
     `rows`: strategy, label, place, at (the place in words), value, low, high, source, optionally splits;
     `out`: rows without a value; `published`: the same places with reference, predicted, error_pct, role,
-    source.
+    source. `times_are`: "predicted" or "measured".
     """
     shown = looks([*rows["strategy"], *out["strategy"]])
     figure = go.Figure()
@@ -176,9 +176,9 @@ def method_times(
         own = rows[rows["strategy"] == strategy].sort_values("place", kind="stable")
         beside = published[published["strategy"] == strategy]
         if len(own):
-            figure.add_trace(_run_times(own, look, found, marks=beside.empty))
+            figure.add_trace(_run_times(own, look, times_are, marks=beside.empty))
         if len(own) and len(beside):
-            figure.add_trace(_published(beside, look, _name(own), found))
+            figure.add_trace(_published(beside, look, _name(own), times_are))
     times_ms = [*(rows["value"] * 1e3), *(published["reference"] * 1e3)]
     y_axis = log_axis("time of a call (ms)", times_ms, room=1.3)
     if len(out) and y_axis.get("type") == "log":
@@ -247,11 +247,14 @@ def memory(rows: pd.DataFrame, axis: Axis) -> go.Figure:
 
 
 def errors(
-    comparison: pd.DataFrame, roles: Mapping[str, str], place: Callable[[Any], str], found: str = "predicted"
+    comparison: pd.DataFrame,
+    roles: Mapping[str, str],
+    place: Callable[[Any], str],
+    times_are: str = "predicted",
 ) -> go.Figure:
     """Draws the error of every compared figure by role, in the looks of the methods; `place`: returns the
     place of a row as text."""
-    figure = common.errors(comparison, roles, found)
+    figure = common.errors(comparison, roles, times_are)
     rows = comparison[comparison["error_pct"].notna()]
     shown = looks(list(rows["strategy"]))
     for trace, (strategy, group) in zip(figure.data, rows.groupby("strategy", sort=True), strict=True):
@@ -262,7 +265,7 @@ def errors(
         trace.hovertext = [
             f"<b>{in_figure(row['label']) or _name(group)}</b>, {in_figure(place(row))}<br>published "
             f"{_time(row['reference'])}, "
-            f"{found} {_time(row['predicted'])}<br><b>{signed_percent(row['error_pct'])}</b>, "
+            f"{times_are} {_time(row['predicted'])}<br><b>{signed_percent(row['error_pct'])}</b>, "
             f"{in_figure(row['source'])}"
             for row in group.to_dict("records")
         ]

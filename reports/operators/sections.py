@@ -279,7 +279,7 @@ def _agreement(of: Methods) -> tuple[int, int]:
 
 def _same_best(of: Methods) -> Tile | None:
     same, every = _agreement(of)
-    means = f"Places where the method {of.run.found} fastest is the published one"
+    means = f"Places where the method {of.run.times_are} fastest is the published one"
     return Tile(f"{same} of {every}", means, "" if of.run.measured else FITTED_TOO) if every else None
 
 
@@ -313,7 +313,7 @@ def _crossings(of: Methods, setting: Case) -> dict[float, str]:
 def _panel(of: Methods, setting: Case) -> go.Figure:
     rows, out, published = (at(rows, setting) for rows in (of.latencies, of.out, of.compared))
     axis = of.view.axis(pd.concat([rows, out]) if len(out) else rows)
-    return figures.method_times(rows, out, published, _crossings(of, setting), axis, of.run.found)
+    return figures.method_times(rows, out, published, _crossings(of, setting), axis, of.run.times_are)
 
 
 def _panels(of: Methods) -> list[Plot]:
@@ -438,7 +438,7 @@ def _times(of: Methods) -> list[Section]:
     notes = []
     if len(of.published.comparison):
         lines = "measured" if run.measured else "predictions"
-        notes.append(f"Lines are {lines}, marks are published{HOLLOW[run.found]}.")
+        notes.append(f"Lines are {lines}, marks are published{HOLLOW[run.times_are]}.")
     if len(of.out):
         notes.append("A cross above the dotted line: the method runs out of memory.")
     if not places and len(run.metric("crossover_tokens")):
@@ -487,7 +487,7 @@ def _errors_of(rows: pd.DataFrame) -> tuple[str, str, str]:
     return str(len(rows)), size_percent(sizes.median()), signed_percent(extreme(rows, sizes)["error_pct"])
 
 
-def error_table(rows: pd.DataFrame, memory: pd.DataFrame, by: str, found: str = "predicted") -> Table:
+def error_table(rows: pd.DataFrame, memory: pd.DataFrame, by: str, times_are: str = "predicted") -> Table:
     """Returns count, median and worst error of each method (or table): first of predictions, then of fitted
     figures; then the number of cells that run out of memory, or not, as published."""
     lines = []
@@ -496,7 +496,7 @@ def error_table(rows: pd.DataFrame, memory: pd.DataFrame, by: str, found: str = 
         fitted = own["role"] == common.FITTED
         right = f"{int((cells['error_pct'] == 0).sum())} of {len(cells)}" if len(cells) else ""
         lines.append([key, *_errors_of(own[~fitted]), *_errors_of(own[fitted]), right])
-    head = ["", found, "median", "worst", "fitted", "median", "worst", "memory as published"]
+    head = ["", times_are, "median", "worst", "fitted", "median", "worst", "memory as published"]
     return common.without_empty_columns(Table(head, lines, "lrrrrrrr"))
 
 
@@ -522,13 +522,13 @@ def _said(column: str) -> Callable[[Row], str]:
     return lambda row: lasting(row[column]) if row["metric"] == LATENCY else fits[bool(row[column])]
 
 
-def _every(rows: pd.DataFrame, shown: View, found: str) -> Table:
+def _every(rows: pd.DataFrame, shown: View, times_are: str) -> Table:
     return common.tabled(
         _named(rows).to_dict("records"),
         ("method", "l", common.field("name")),
         ("at", "l", shown.at),
         ("published", "r", _said("reference")),
-        (found, "r", _said("predicted")),
+        (times_are, "r", _said("predicted")),
         ("error", "r", _judged),
         ("role", "l", common.field("role")),
         ("source", "l", common.field("source")),
@@ -563,16 +563,16 @@ def _compared(of: Methods) -> list[Section]:
     order = {name: i for i, name in enumerate(figures.looks(list(rows["strategy"])))}
     ordered = rows.assign(rank=rows["strategy"].map(order)).sort_values("rank", kind="stable")
     tables, cells = (frame.assign(source=frame["source"].map(_table_of)) for frame in (rows, memory))
-    by_table = error_table(tables, cells, "source", run.found)
-    figure = figures.errors(rows, _roles(rows), shown.at, run.found)
+    by_table = error_table(tables, cells, "source", run.times_are)
+    figure = figures.errors(rows, _roles(rows), shown.at, run.times_are)
     every = pd.concat([rows, memory]) if len(memory) else rows
-    table = _every(every, shown, run.found)
+    table = _every(every, shown, run.times_are)
     details = [Details("By table", table=by_table)] if len(by_table.rows) > 1 else []
     return [
         replace(
             found[0],
-            plots=[common.drawn("errors", f"error of every {run.found} time, by role", figure)],
-            table=error_table(_named(ordered), _named(memory), "name", run.found),
+            plots=[common.drawn("errors", f"error of every {run.times_are} time, by role", figure)],
+            table=error_table(_named(ordered), _named(memory), "name", run.times_are),
             notes=[*found[0].notes, *_wrong_memory(run, shown)],
             details=[*details, Details(f"All {len(every):,} compared figures", table=table)],
         )

@@ -276,10 +276,10 @@ def attainment(rows: pd.DataFrame, shown: Sequence[Variant], places: Sequence[st
 
 
 def _published_points(
-    rows: pd.DataFrame, variant: Variant, axis: str, scale: Scale, found: str
+    rows: pd.DataFrame, variant: Variant, axis: str, scale: Scale, times_are: str
 ) -> go.Scatter:
     hover = [
-        f"<b>{variant.name}</b><br>published {scale.text(row['reference'])}, {found} "
+        f"<b>{variant.name}</b><br>published {scale.text(row['reference'])}, {times_are} "
         f"{scale.text(row['predicted'])}<br>{in_figure(row['role'])}; {in_figure(row['source'])}"
         for row in rows.to_dict("records")
     ]
@@ -289,15 +289,15 @@ def _published_points(
     return common.marks(rows[axis], y, name, variant.colour, hover, fill=fill, **look)
 
 
-def _run_figures(rows: pd.DataFrame, variant: Variant, axis: str, scale: Scale, found: str) -> go.Scatter:
+def _run_figures(rows: pd.DataFrame, variant: Variant, axis: str, scale: Scale, times_are: str) -> go.Scatter:
     named = not pd.api.types.is_numeric_dtype(rows[axis])
     mark = {"symbol": "diamond" if named else variant.symbol, "size": 9 if named else 8}
     return go.Scatter(
         x=rows[axis].tolist(),
         y=(rows["value"] * scale.factor).tolist(),
         mode="markers" if named else "lines",
-        name=f"{variant.name}, {found}",
-        legendgroup=f"{variant.label}, {found}",
+        name=f"{variant.name}, {times_are}",
+        legendgroup=f"{variant.label}, {times_are}",
         line={"color": variant.colour, "width": 2},
         marker={**mark, "color": variant.colour},
         hoverinfo="skip",
@@ -309,11 +309,11 @@ def compared(
     shown: Sequence[Variant],
     axis: tuple[str, str],
     scale: Scale,
-    found: str = "predicted",
+    times_are: str = "predicted",
 ) -> go.Figure:
-    """Draws `found` (predicted or measured) figures as lines with the bands of their intervals, published
-    figures as marks, against an axis (column, title). An axis of text has no lines. `rows`: compared figures
-    of one metric."""
+    """Draws the run's figures as lines with the bands of their intervals, published figures as marks, against
+    an axis (column, title). An axis of text has no lines. `rows`: compared figures of one metric;
+    `times_are`: "predicted" or "measured"."""
     column, title = axis
     rows = rows.assign(value=rows["predicted"])
     named = not pd.api.types.is_numeric_dtype(rows[column])
@@ -322,8 +322,8 @@ def compared(
     rows = rows if named else rows.sort_values(column, kind="stable")
     for variant, own in common.of_variants(rows, shown):
         figure.add_traces([] if named else _band(own, variant, column, scale.factor, _floor(y_axis)))
-        line = _run_figures(own, variant, column, scale, found)
-        figure.add_traces([line, _published_points(own, variant, column, scale, found)])
+        line = _run_figures(own, variant, column, scale, times_are)
+        figure.add_traces([line, _published_points(own, variant, column, scale, times_are)])
     if named:
         return laid_out(figure, xaxis={"title": {"text": title}, "showgrid": False}, yaxis=y_axis)
     x_axis, narrow = _places_axis(title, sorted(rows[column].unique()))

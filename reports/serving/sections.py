@@ -780,11 +780,11 @@ def _published(run: Run) -> list[Section]:
 
     def draw(metric: str, point: Point) -> go.Figure:
         own = at(rows[rows["metric"] == metric], point)
-        return figures.compared(own, shown, axis, scale_of(metric, largest[metric]), run.found)
+        return figures.compared(own, shown, axis, scale_of(metric, largest[metric]), run.times_are)
 
     metrics = [(scale_of(metric).name, metric) for metric in dict.fromkeys(rows["metric"])]
     dimensions = [("Metric", metrics, 0), _others(rows, axis[0], ())]
-    name = f"ublished and {run.found}"
+    name = f"ublished and {run.times_are}"
     plot = common.plot("compared", f"p{name}", dimensions, draw, f"P{name}")
     errors = [replace(other, heading="Errors") for other in found[0].plots]
     return [replace(found[0], plots=[plot, *errors]), *found[1:]]

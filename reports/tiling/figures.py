@@ -415,7 +415,7 @@ def _speed_up_hover(row: Mapping[Any, Any], name: str, ends: str) -> str:
 
 
 def ranges(
-    rows: pd.DataFrame, names: Mapping[str, str], place: Callable[[Any], str], found: str = "predicted"
+    rows: pd.DataFrame, names: Mapping[str, str], place: Callable[[Any], str], times_are: str = "predicted"
 ) -> go.Figure:
     """Draws predictions as marks on the published range of each metric, a row for each metric.
 
@@ -427,7 +427,7 @@ def ranges(
         low, high = float(own["reference_low"].min()), float(own["reference_high"].max())
         published = f"published {f'{low:g}×' if low == high else f'{low:g} to {high:g}×'}"
         hover = [
-            f"<b>{in_figure(place(row))}</b><br>{found} {times(row['predicted'])}, {published}"
+            f"<b>{in_figure(place(row))}</b><br>{times_are} {times(row['predicted'])}, {published}"
             f"<br>{in_figure(row['source'])}"
             for row in own.to_dict("records")
         ]
@@ -437,7 +437,7 @@ def ranges(
             "marker": {"size": 10},
             "showlegend": False,
         }
-        figure.add_trace(common.marks(own["predicted"], [name] * len(own), found, colour, hover, **look))
+        figure.add_trace(common.marks(own["predicted"], [name] * len(own), times_are, colour, hover, **look))
     ends = rows[["reference_low", "reference_high", "predicted"]].to_numpy(dtype=float).ravel().tolist()
     return _rows(figure, list(names.values()), **_speed_axis([*ends, 1.0]))
 

@@ -314,7 +314,7 @@ def _shares(run: Run) -> list[Section]:
         return figures.shares(_parts(at(run.results, case), shown))
 
     def speed_ups(case: Case) -> go.Figure:
-        return figures.speed_ups(at(speed, case), shown, ENDS[run.found])
+        return figures.speed_ups(at(speed, case), shown, ENDS[run.times_are])
 
     if len(_parts(at(run.results, _answered(run)), shown)):
         described = "mixer and blocks by strategy"
@@ -324,7 +324,7 @@ def _shares(run: Run) -> list[Section]:
         plots.append(common.plot("speed-ups", "speed-up over lazy", dimensions, speed_ups, name))
     if not plots:
         return []
-    ends = [f"A bar across a mark: the speed-up {ENDS[run.found]}."]
+    ends = [f"A bar across a mark: the speed-up {ENDS[run.times_are]}."]
     notes = ends if (speed["low"] < speed["high"]).any() else []
     parts_of = {"plots": plots, "notes": notes, "details": _by_kind(run)}
     return [common.section("tiling", "shares", lead=_speed_lead(run), **parts_of)]
@@ -509,21 +509,21 @@ def _published(run: Run) -> list[Section]:
         rows.to_dict("records"),
         ("speed-up", "l", lambda row: COMPARED[row["metric"]]),
         ("case", "l", place),
-        (run.found, "r", lambda row: times(row["predicted"])),
+        (run.times_are, "r", lambda row: times(row["predicted"])),
         ("beyond the range", "r", lambda row: signed_percent(row["error_pct"])),
     )
     things = "measurements" if run.measured else "predictions"
     names = {metric: COMPARED[metric] for metric in found}
     words = {
-        "found": run.found.capitalize(),
+        "times_are": run.times_are.capitalize(),
         "Things": things.capitalize(),
         "things": things,
         "said": ", ".join(f"{COMPARED[metric]} {_inside_text(own)}" for metric, own in found.items()),
     }
-    figure = figures.ranges(rows, names, place, run.found)
-    plot = common.drawn("ranges", f"{run.found} speed-ups and their published ranges", figure)
+    figure = figures.ranges(rows, names, place, run.times_are)
+    plot = common.drawn("ranges", f"{run.times_are} speed-ups and their published ranges", figure)
     details = [Details(f"All {len(rows)} {things}", table=every)]
-    table = _range_table(found, run.found)
+    table = _range_table(found, run.times_are)
     return [common.section("tiling", "published", words, plots=[plot], table=table, details=details)]
 
 
