@@ -540,7 +540,7 @@ def test_what_is_known_to_be_a_curve_is_not_asked_for_its_lines() -> None:
         asked.append((octave, curved))
         return [Straight(1 << octave >> 1, (1 << octave) - 1, NOTHING, NOTHING)]
 
-    curve = Curve(found, Bends(found=True, settled=True))
+    curve = Curve(found, Bends(curved=True, settled=True))
     for size in (5, 6, 300, 7):
         curve.at(size)
     assert asked == [(3, True), (9, True)]

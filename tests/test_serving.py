@@ -1260,14 +1260,14 @@ def test_prices_of_a_run_have_what_the_profile_takes_as_free() -> None:
 def test_runs_at_both_ends_of_prices_are_of_few_requests_unless_asked_for() -> None:
     def ends(requests: int, asked: bool | None) -> tuple[str, ...]:
         table = bench(document(workload=workload(requests), price_interval=asked))
-        return serving_study._ends(table, next(cases(table)))
+        return serving_study._price_ends(table, next(cases(table)))
 
     both = ("low", "high")
     assert [ends(5000, None), ends(5001, None)] == [both, ()]
     assert [ends(5001, True), ends(5, False)] == [both, ()]
     table = bench(document(price_interval=True))
     real = replace(table, hardware=replace(table.hardware, start=span_by_span))
-    assert serving_study._ends(real, next(cases(real))) == ()
+    assert serving_study._price_ends(real, next(cases(real))) == ()
 
 
 def test_the_first_run_with_each_set_of_prices_is_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:

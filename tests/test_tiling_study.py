@@ -286,7 +286,7 @@ def test_a_device_never_idles_by_its_share_of_the_time(
     case = next(iter(cases(own.scenario)))
     busy = {"step": total_s * (1.0 - idle_share)}
     ran = replace(own.run(case), ended_s=np.array([0.5 * total_s, total_s]), by_kind=busy)
-    assert len(study._ends(own, case, ran)) == (2 if summed else 0)
+    assert len(study._at_price_ends(own, case, ran)) == (2 if summed else 0)
 
 
 @pytest.mark.parametrize(("prompt", "tokens", "cut"), [(0, 64, (0, 8)), (3, 64, (3, 11)), (40, 64, (4, 12)),

@@ -31,27 +31,34 @@ LONGEST_VALUE = 300
 SCALES = (("s", 1.0, 1.0), ("ms", 1e-3, 1e3), ("µs", 1e-6, 1e6))
 
 
-def opening(found: Compared) -> Opening:
+def opening(compared: Compared) -> Opening:
     """Returns the top of the page."""
-    a, b = found.a, found.b
+    a, b = compared.a, compared.b
     one = a.name if a.name == b.name else f"{a.name} and {b.name}"
     words = ["comparison", f"{b.study} study" if b.kind == "run" else f"plans, {b.study} study"]
     return Opening(
         name=f"{one}: A beside B",
         about=" · ".join(words),
-        answer=sentence(found),
-        tiles=_tiles(found),
+        answer=sentence(compared),
+        tiles=_tiles(compared),
         again="The same two directories give the same page to the byte.",
     )
 
 
-def sections(found: Compared) -> list[Section]:
+def sections(compared: Compared) -> list[Section]:
     """Returns the sections, in the order of the page."""
-    return [_runs(found), *_inputs(found), *_changes(found), *_beside(found), *_figures(found), _asked(found)]
+    return [
+        _runs(compared),
+        *_inputs(compared),
+        *_changes(compared),
+        *_beside(compared),
+        *_figures(compared),
+        _asked(compared),
+    ]
 
 
-def _tiles(found: Compared) -> list[Tile]:
-    every = found.main
+def _tiles(compared: Compared) -> list[Tile]:
+    every = compared.main
     counts = [
         (BETTER, "Better in B, for sure"),
         (WORSE, "Worse in B, for sure"),
@@ -65,21 +72,21 @@ def _tiles(found: Compared) -> list[Tile]:
     same = sum(pair.verdict == SAME for pair in every)
     unsure = len(every) - same - sum(pair.sure for pair in every)
     tiles += [Tile(f"{unsure:,}", "No sure difference"), Tile(f"{same:,}", "The same in both")]
-    only = len(found.figures.only_a), len(found.figures.only_b)
+    only = len(compared.figures.only_a), len(compared.figures.only_b)
     return [*tiles, Tile(f"{only[0]:,} and {only[1]:,}", "Only in A, only in B")] if any(only) else tiles
 
 
 # -- both runs -----------------------------------------------------------------------------------------
 
 
-def _runs(found: Compared) -> Section:
+def _runs(compared: Compared) -> Section:
     rows = [
-        ("directory", *(str(each.folder) for each in (found.a, found.b))),
-        ("name", found.a.name, found.b.name),
-        ("machine", found.a.machine, found.b.machine),
-        ("device", _device(found.a), _device(found.b)),
-        ("answer", found.a.answer or "none", found.b.answer or "none"),
-        ("warnings", *(" — ".join(each.warnings) or "none" for each in (found.a, found.b))),
+        ("directory", *(str(each.folder) for each in (compared.a, compared.b))),
+        ("name", compared.a.name, compared.b.name),
+        ("machine", compared.a.machine, compared.b.machine),
+        ("device", _device(compared.a), _device(compared.b)),
+        ("answer", compared.a.answer or "none", compared.b.answer or "none"),
+        ("warnings", *(" — ".join(each.warnings) or "none" for each in (compared.a, compared.b))),
     ]
     return common.section("comparison", "both", table=Table(["", "A", "B"], rows, wraps=True))
 
@@ -90,14 +97,14 @@ def _device(side: Side) -> str:
     return ", ".join(dict.fromkeys(titles)) or str(device)
 
 
-def _inputs(found: Compared) -> list[Section]:
-    if not found.inputs:
+def _inputs(compared: Compared) -> list[Section]:
+    if not compared.inputs:
         return []
 
     def cut(text: str) -> str:
         return text if len(text) <= LONGEST_VALUE else f"{text[: LONGEST_VALUE - 1]}…"
 
-    rows: list[Difference] = list(found.inputs)
+    rows: list[Difference] = list(compared.inputs)
     table = common.tabled(
         rows,
         ("field", "l", lambda each: each.field),
@@ -113,11 +120,11 @@ def _inputs(found: Compared) -> list[Section]:
 # -- figures -------------------------------------------------------------------------------------------
 
 
-def _changes(found: Compared) -> list[Section]:
+def _changes(compared: Compared) -> list[Section]:
     """Shows of each metric the pair that changed most."""
-    places = Places(found.figures)
+    places = Places(compared.figures)
     first: dict[str, Pair] = {}
-    for pair in found.main:
+    for pair in compared.main:
         if pair.verdict != SAME and pair.ratio is not None and pair.ratio > 0.0:
             first.setdefault(metric_text(pair.metric, pair.where), pair)
     if not first:
@@ -136,11 +143,11 @@ def _ratios(shown: Sequence[tuple[str, Pair]]) -> go.Figure:
     return figures.ratios(shown)
 
 
-def _beside(found: Compared) -> list[Section]:
+def _beside(compared: Compared) -> list[Section]:
     """Shows a metric in both runs at every place; the reader picks the metric."""
-    places = Places(found.figures)
+    places = Places(compared.figures)
     groups: dict[str, list[tuple[str, Pair]]] = {}
-    for pair in found.main:
+    for pair in compared.main:
         if pair.a.value is not None or pair.b.value is not None:
             name = places.text(pair.where, pair.across) or "the run"
             groups.setdefault(metric_text(pair.metric, pair.where), []).append((name, pair))
@@ -152,7 +159,7 @@ def _beside(found: Compared) -> list[Section]:
         name, own = option
         return figures.beside(own[:MOST_ROWS], scale_of(name, [pair for _, pair in own]))
 
-    preferred = principal(found)
+    preferred = principal(compared)
     opens = metric_text(preferred.metric, preferred.where) if preferred else options[0][0]
     dimension = common.opening_on("Metric", options, lambda option: option[0] == opens)
     plot: Plot = common.plot("beside", "a metric in both runs", [dimension], draw)
@@ -177,8 +184,8 @@ def scale_of(name: str, pairs: Sequence[Pair]) -> Scale:
 # -- tables --------------------------------------------------------------------------------------------
 
 
-def _figures(found: Compared) -> list[Section]:
-    places, pairs = Places(found.figures), found.figures.pairs
+def _figures(compared: Compared) -> list[Section]:
+    places, pairs = Places(compared.figures), compared.figures.pairs
     table = common.without_empty_columns(
         common.tabled(
             pairs[:MOST_LINES],
@@ -193,9 +200,9 @@ def _figures(found: Compared) -> list[Section]:
         )
     )
     more = len(pairs) - MOST_LINES
-    sentences = [*notes(found), *([f"{more:,} more figures are in --json."] if more > 0 else [])]
+    sentences = [*notes(compared), *([f"{more:,} more figures are in --json."] if more > 0 else [])]
     details = [Details(f"{counted(len(pairs), 'figure')} in both, the most changed first", table=table)]
-    for letter, only in (("A", found.figures.only_a), ("B", found.figures.only_b)):
+    for letter, only in (("A", compared.figures.only_a), ("B", compared.figures.only_b)):
         if only:
             title = f"{counted(len(only), 'figure')} in {letter} only"
             details.append(Details(title, table=_alone(only[:MOST_LINES], places)))
@@ -212,9 +219,9 @@ def _alone(only: Sequence[Figure], places: Places) -> Table:
     )
 
 
-def _asked(found: Compared) -> Section:
-    texts: Mapping[str, Side] = {"A": found.a, "B": found.b}
-    what = "plan.yaml" if found.a.kind == "plan" else "scenario.yaml"
+def _asked(compared: Compared) -> Section:
+    texts: Mapping[str, Side] = {"A": compared.a, "B": compared.b}
+    what = "plan.yaml" if compared.a.kind == "plan" else "scenario.yaml"
     details = [
         Details(f"{what} of {letter}, {side.folder}", text=side.text)
         for letter, side in texts.items()

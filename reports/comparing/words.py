@@ -188,38 +188,38 @@ def _apart(every: Sequence[Mapping[str, str]], columns: Sequence[str]) -> int:
 # -- sentences -----------------------------------------------------------------------------------------
 
 
-def sentence(found: Compared) -> str:
+def sentence(compared: Compared) -> str:
     """Returns in one or two sentences what differs, and what that does."""
-    if found.identical:
-        count = counted(len(found.figures.pairs), "figure")
+    if compared.identical:
+        count = counted(len(compared.figures.pairs), "figure")
         return f"Both runs are identical: the same inputs, and the same value for {count}."
-    return f"{_inputs(found)} {_effect(found)}"
+    return f"{_inputs(compared)} {_effect(compared)}"
 
 
-def _inputs(found: Compared) -> str:
-    if not found.inputs:
+def _inputs(compared: Compared) -> str:
+    if not compared.inputs:
         return "No input differs of those that the directories record."
-    asked = [each for each in found.inputs if each.of == ASKED]
+    asked = [each for each in compared.inputs if each.of == ASKED]
     # Fields with a value in both runs say more than those with a default in one.
     asked.sort(key=lambda each: NONE in (each.a, each.b) or NOT_GIVEN in (each.a, each.b))
     groups = [_named(each) for each in asked[:MOST_NAMED]]
     more = len(asked) - MOST_NAMED
     groups += [counted(more, "more field")] if more > 0 else []
-    machine = next((each for each in found.inputs if each.field == "machine"), None)
+    machine = next((each for each in compared.inputs if each.field == "machine"), None)
     groups += [_named(machine)] if machine else []
-    priced = [each for each in found.inputs if each.of == PRICED]
+    priced = [each for each in compared.inputs if each.of == PRICED]
     if priced:
         source = next(
             (each for each in priced if each.field.endswith(("origin", "profile.source"))), priced[0]
         )
         groups.append(f"prices ({_short(source.a)} → {_short(source.b)})")
-    code = [each for each in found.inputs if each.of == CODE]
+    code = [each for each in compared.inputs if each.of == CODE]
     if code:
         versions = [each for each in code if ".".join(each.field.split(".")[:-1]) == "versions"]
         groups.append(
             _versions(versions) if versions else f"code ({_short(code[0].a)} → {_short(code[0].b)})"
         )
-    groups = groups or [_named(each) for each in found.inputs[:MOST_NAMED]]
+    groups = groups or [_named(each) for each in compared.inputs[:MOST_NAMED]]
     return f"B differs from A in {listed(groups)}."
 
 
@@ -237,8 +237,8 @@ def _short(text: str) -> str:
     return text if len(text) <= LONGEST_VALUE else f"{text[: LONGEST_VALUE - 1]}…"
 
 
-def _effect(found: Compared) -> str:
-    pairs = found.main
+def _effect(compared: Compared) -> str:
+    pairs = compared.main
     if not pairs:
         return "No figure is in both."
     counts = Counter(pair.verdict for pair in pairs)
@@ -254,15 +254,15 @@ def _effect(found: Compared) -> str:
         be = "is" if changed == 1 else "are"
         return f"No figure of {len(pairs):,} in both differs for sure; {changed:,} {be} not the same."
     of = f"Of {counted(len(pairs), 'figure')} in both, B is surely {listed(surely)}"
-    if preferred := principal(found):
-        return f"{of}: {_pair_text(found, preferred)}."
+    if preferred := principal(compared):
+        return f"{of}: {_pair_text(compared, preferred)}."
     first = next((pair for pair in pairs if pair.verdict in (BETTER, WORSE)), pairs[0])
-    return f"{of}: most of all {_pair_text(found, first)}."
+    return f"{of}: most of all {_pair_text(compared, first)}."
 
 
-def principal(found: Compared) -> Pair | None:
+def principal(compared: Compared) -> Pair | None:
     """Returns the most changed figure of a metric that a sentence prefers; None if none differs for sure."""
-    return next((pair for pair in found.main if pair.sure and pair.metric in PRINCIPAL), None)
+    return next((pair for pair in compared.main if pair.sure and pair.metric in PRINCIPAL), None)
 
 
 # Metrics that a sentence prefers, if they differ for sure.
@@ -276,17 +276,17 @@ def _all(count: int) -> str:
     return "The one figure in both is the" if count == 1 else f"All {count:,} figures in both are the"
 
 
-def _pair_text(found: Compared, pair: Pair) -> str:
-    where = Places(found.figures).text(pair.where)
+def _pair_text(compared: Compared, pair: Pair) -> str:
+    where = Places(compared.figures).text(pair.where)
     of = f" of {where}" if where else ""
     ratio = f", {ratio_text(pair)}" if pair.ratio is not None else ""
     metric = metric_text(pair.metric, pair.where)
     return f"{metric}{of} ({value_text(pair.a)} → {value_text(pair.b)}{ratio}: {pair.verdict})"
 
 
-def notes(found: Compared) -> list[str]:
+def notes(compared: Compared) -> list[str]:
     """Returns what else is to be known of the comparison, a sentence each."""
-    figures, places = found.figures, Places(found.figures)
+    figures, places = compared.figures, Places(compared.figures)
     sentences = []
     for name, values in figures.across.items():
         if name != "rival":
@@ -304,18 +304,18 @@ def notes(found: Compared) -> list[str]:
             sentences.append(
                 f"{counted(len(only), 'figure')} in {letter} only: {'; '.join(names[:MOST_NAMED])}{more}."
             )
-    for letter, side in (("A", found.a), ("B", found.b)):
+    for letter, side in (("A", compared.a), ("B", compared.b)):
         if side.lacks:
             sentences.append(f"{letter} has no {listed(side.lacks)}: what these say is not compared.")
-    for own, other, letter in ((found.a, found.b, "A"), (found.b, found.a, "B")):
+    for own, other, letter in ((compared.a, compared.b, "A"), (compared.b, compared.a, "B")):
         missing = [name for name in other.columns if name not in own.columns and own.figures]
         if missing and own.kind == RUN:
             sentences.append(f"{letter} has no column {listed(missing)}: it is of an older version.")
-    unsure = [pair for pair in found.main if pair.verdict == UNSURE and not pair.has_intervals]
+    unsure = [pair for pair in compared.main if pair.verdict == UNSURE and not pair.has_intervals]
     if unsure:
         count = counted(len(unsure), "figure")
         sentences.append(f"{count} without an interval: no difference of theirs is sure.")
-    variants = 0 if found.identical else len(figures.pairs) - len(found.main)
+    variants = 0 if compared.identical else len(figures.pairs) - len(compared.main)
     if variants:
         sentences.append(
             f"{counted(variants, 'figure')} of whole runs and by prices are in --json and on the page."
@@ -326,21 +326,23 @@ def notes(found: Compared) -> list[str]:
 # -- as data -------------------------------------------------------------------------------------------
 
 
-def as_data(found: Compared) -> dict[str, Any]:
+def as_data(compared: Compared) -> dict[str, Any]:
     """Returns the comparison as JSON's types."""
     return {
-        "says": plain_spaces(sentence(found)),
-        "identical": found.identical,
-        "a": _side(found.a),
-        "b": _side(found.b),
-        "inputs": [{"field": each.field, "of": each.of, "a": each.a, "b": each.b} for each in found.inputs],
+        "says": plain_spaces(sentence(compared)),
+        "identical": compared.identical,
+        "a": _side(compared.a),
+        "b": _side(compared.b),
+        "inputs": [
+            {"field": each.field, "of": each.of, "a": each.a, "b": each.b} for each in compared.inputs
+        ],
         "paired_across": {
-            name: [list(pair) for pair in pairs] for name, pairs in found.figures.across.items()
+            name: [list(pair) for pair in pairs] for name, pairs in compared.figures.across.items()
         },
-        "notes": [plain_spaces(each) for each in notes(found)],
-        "rows": [_row(pair) for pair in found.figures.pairs],
-        "only_a": [_alone(figure) for figure in found.figures.only_a],
-        "only_b": [_alone(figure) for figure in found.figures.only_b],
+        "notes": [plain_spaces(each) for each in notes(compared)],
+        "rows": [_row(pair) for pair in compared.figures.pairs],
+        "only_a": [_alone(figure) for figure in compared.figures.only_a],
+        "only_b": [_alone(figure) for figure in compared.figures.only_b],
     }
 
 
@@ -396,13 +398,13 @@ class Line:
     sure: str
 
 
-def lines(found: Compared) -> list[Line]:
+def lines(compared: Compared) -> list[Line]:
     """Returns a line for each metric that differs, the most changed first: its most changed figure, and in
     how many of its places it is better or worse for sure."""
     groups: dict[str, list[Pair]] = {}
-    for pair in found.main:
+    for pair in compared.main:
         groups.setdefault(metric_text(pair.metric, pair.where), []).append(pair)
-    places = Places(found.figures)
+    places = Places(compared.figures)
     return [
         Line(
             name,

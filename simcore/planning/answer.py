@@ -23,19 +23,19 @@ WORTH_SAYING = 1.005
 MOST_LISTED = 4
 
 
-def answer(asked: Asked, found: PlanResult) -> str:
+def answer(asked: Asked, result: PlanResult) -> str:
     """Returns the answer."""
     says = {"devices": _devices, "cost": _cost, "rate": _rate, "strategy": _rate, "grid": _grid}
-    return says[asked.question](asked, found)
+    return says[asked.question](asked, result)
 
 
-def _by_load(asked: Asked, found: PlanResult, says: Callable[[Tried, str], str]) -> str:
+def _by_load(asked: Asked, result: PlanResult, says: Callable[[Tried, str], str]) -> str:
     """Returns a sentence for each load, that of a winner by `says`, and what is beyond it. Of several loads
     the first has the limits, and what all have in common stands at the end."""
     sentences: list[str] = []
-    slow = [found.at_slow_prices.get(i) for i in range(len(found.groups))]
-    alike = len(slow) > 1 and all(one is not None and one.holds for one in slow) and not found.at_fast_holds
-    for i, (group, winner) in enumerate(zip(found.groups, found.winners, strict=True)):
+    slow = [result.at_slow_prices.get(i) for i in range(len(result.groups))]
+    alike = len(slow) > 1 and all(one is not None and one.holds for one in slow) and not result.at_fast_holds
+    for i, (group, winner) in enumerate(zip(result.groups, result.winners, strict=True)):
         load = _load(group[0].alternative.point.case.axes)
         if winner is None:
             sentences.append(
@@ -43,15 +43,15 @@ def _by_load(asked: Asked, found: PlanResult, says: Callable[[Tried, str], str])
             )
             continue
         reached = _reached(asked.limits, winner.judged, brief=bool(sentences))
-        beyond_it = _beyond(asked, group, winner, brief=len(found.groups) > 1)
-        prices = "" if alike else _prices(asked, found, i)
+        beyond_it = _beyond(asked, group, winner, brief=len(result.groups) > 1)
+        prices = "" if alike else _prices(asked, result, i)
         sentences.append(f"{says(winner, load)} with {reached}{_sure(asked, winner)}.{beyond_it}{prices}")
     end = " With all op times at the slow end of their 90 % intervals these hold too." if alike else ""
     return _joined(sentences) + end
 
 
-def _devices(asked: Asked, found: PlanResult) -> str:
-    return _by_load(asked, found, lambda winner, load: f"{_needed(asked, winner)} {load}")
+def _devices(asked: Asked, result: PlanResult) -> str:
+    return _by_load(asked, result, lambda winner, load: f"{_needed(asked, winner)} {load}")
 
 
 def _needed(asked: Asked, winner: Tried) -> str:
@@ -64,29 +64,31 @@ def _carry(one: Tried) -> str:
     return "carries" if one.point.case.axes.devices == 1 else "carry"
 
 
-def _cost(asked: Asked, found: PlanResult) -> str:
+def _cost(asked: Asked, result: PlanResult) -> str:
     def says(winner: Tried, load: str) -> str:
         per_million = cost_per_million(winner)
         each = "" if per_million is None else f", {per_million:.3g} per million output tokens"
         return f"Cheapest for {load}: {devices(winner)}, {winner.cost_per_hour:g} an hour{each},"
 
-    return _by_load(asked, found, says)
+    return _by_load(asked, result, says)
 
 
-def _rate(asked: Asked, found: PlanResult) -> str:
+def _rate(asked: Asked, result: PlanResult) -> str:
     sentences = []
-    for i, (group, winner) in enumerate(zip(found.groups, found.winners, strict=True)):
+    for i, (group, winner) in enumerate(zip(result.groups, result.winners, strict=True)):
         axes = group[0].alternative.point.case.axes
         of = (
             f"With {axes.prompt_tokens:,.0f} and {axes.output_tokens:,.0f} tokens: "
-            if len(found.groups) > 1
+            if len(result.groups) > 1
             else ""
         )
-        sentences.append(of + _of_rate(asked, found, i, group, winner))
-    return _joined(sentences) + _compared(found)
+        sentences.append(of + _of_rate(asked, result, i, group, winner))
+    return _joined(sentences) + _compared(result)
 
 
-def _of_rate(asked: Asked, found: PlanResult, i: int, group: Sequence[Answered], winner: Tried | None) -> str:
+def _of_rate(
+    asked: Asked, result: PlanResult, i: int, group: Sequence[Answered], winner: Tried | None
+) -> str:
     if winner is None:
         return f"Nothing that was tried keeps {_limits(asked.limits)} at any rate.{_closest(group)}"
     worse = beyond(group, winner)
@@ -108,7 +110,7 @@ def _of_rate(asked: Asked, found: PlanResult, i: int, group: Sequence[Answered],
         named = devices if len(kinds) > 1 else _way
         names = [f"{named(one)}: {_load(one.point.case.axes)}" for one in others[:MOST_LISTED]]
         says += f" Others: {'; '.join(names)}."
-    return says + _prices(asked, found, i)
+    return says + _prices(asked, result, i)
 
 
 def _at_rate(winner: Tried, value: float) -> str:
@@ -119,26 +121,26 @@ def _at_rate(winner: Tried, value: float) -> str:
     return f"{rate:.4g} {axes.arriving}/s"
 
 
-def _compared(found: PlanResult) -> str:
+def _compared(result: PlanResult) -> str:
     """Returns how the winner compares in pairs; what its interval leaves open is said to be open."""
     pairs = []
-    for pair in found.pairs[:MOST_LISTED]:
+    for pair in result.pairs[:MOST_LISTED]:
         ends = f"{pair.low * 100:+.3g} to {pair.high * 100:+.3g} %"
         open_ = ", so that neither is better for sure" if pair.low <= 0.0 <= pair.high else ""
         pairs.append(f"{_way(pair.b)} takes {pair.more * 100:+.3g} % ({ends}{open_})")
     if not pairs:
         return ""
-    load = _load(found.pairs[0].a.point.case.axes)
+    load = _load(result.pairs[0].a.point.case.axes)
     return f" Mean E2E at {load}, in pairs with the same requests: {'; '.join(pairs)}."
 
 
-def _grid(asked: Asked, found: PlanResult) -> str:
-    holding = [one for one in found.tried if one.judged.holds]
-    count = f"{len(holding):,} of {len(found.tried):,} points"
-    best = [one for one in found.winners if one is not None]
+def _grid(asked: Asked, result: PlanResult) -> str:
+    holding = [one for one in result.tried if one.judged.holds]
+    count = f"{len(holding):,} of {len(result.tried):,} points"
+    best = [one for one in result.winners if one is not None]
     if not best:
-        (group,) = found.groups
-        return f"None of {len(found.tried):,} points keeps {_limits(asked.limits)}.{_closest(group)}"
+        (group,) = result.groups
+        return f"None of {len(result.tried):,} points keeps {_limits(asked.limits)}.{_closest(group)}"
     held = f" keep {_limits(asked.limits)}" if asked.limits else " can run"
     first = best[0]
     if len(best) == 1:
@@ -240,13 +242,13 @@ def _limiting(judged: Judged) -> str:
     return ""
 
 
-def _prices(asked: Asked, found: PlanResult, i: int) -> str:
-    slow, fast, winner = found.at_slow_prices.get(i), found.at_fast_prices.get(i), found.winners[i]
+def _prices(asked: Asked, result: PlanResult, i: int) -> str:
+    slow, fast, winner = result.at_slow_prices.get(i), result.at_fast_prices.get(i), result.winners[i]
     says = ""
     if slow is not None:
         held = "it holds too" if slow.holds else f"that {_fails(slow)}"
         says = f" With all op times at the slow end of their 90 % intervals {held}."
-    worse = beyond(found.groups[i], winner)
+    worse = beyond(result.groups[i], winner)
     if fast is not None and fast.holds and worse is not None:
         says += f" With all at the fast end {_number(asked, worse)} would hold."
     return says

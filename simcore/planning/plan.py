@@ -147,42 +147,42 @@ def run(
         maker = _maker(benches, jobs, dask)
         runner = Runner(maker, store, progress)
         try:
-            found = ask(asked, benches, runner)
-            gains = limiting(asked, found, benches, runner) if asked.searches_rate else []
-            swings = sensitivity(asked, found, benches, runner) if asked.whatif.sensitivity else []
+            result = ask(asked, benches, runner)
+            gains = limiting(asked, result, benches, runner) if asked.searches_rate else []
+            swings = sensitivity(asked, result, benches, runner) if asked.whatif.sensitivity else []
         finally:
             maker.close()
     finally:
         benches.close()
         store.close()
     # The answer rests on the best points; where there are none, on all.
-    resting = [one for one in found.winners if one is not None] or found.tried
+    resting = [one for one in result.winners if one is not None] or result.tried
     shares = _shares(resting)
     device = ", ".join(dict.fromkeys(one.point.device for one in resting))
-    reasons = list(found.left_out.items())
+    reasons = list(result.left_out.items())
     left = [f"left out, {count:,} of them: {why}" for why, count in reasons[:MOST_REASONS]]
-    if len(found.left_out) > MOST_REASONS:
-        left.append(f"left out for {len(found.left_out) - MOST_REASONS} more reasons")
+    if len(result.left_out) > MOST_REASONS:
+        left.append(f"left out for {len(result.left_out) - MOST_REASONS} more reasons")
     return Plan(
         asked=asked,
-        answer=answer(asked, found) + limits_beyond(gains) + hinges(swings),
-        lines=[{"point": i, **_line(asked, one, found)} for i, one in enumerate(found.tried, 1)],
+        answer=answer(asked, result) + limits_beyond(gains) + hinges(swings),
+        lines=[{"point": i, **_line(asked, one, result)} for i, one in enumerate(result.tried, 1)],
         warnings=[
-            *_faults(found),
+            *_faults(result),
             *benches.warnings,
             *_few(asked, resting),
             *unmeasured(shares, device),
             *extrapolated(shares),
         ],
-        notes=[*left, *found.left_out_early],
+        notes=[*left, *result.left_out_early],
         simulated=runner.simulated,
         known=runner.known,
         requests=runner.requests,
         shares=shares,
         origins=benches.origins,
         made_by=maker.about(),
-        how=_how(found),
-        result=found,
+        how=_how(result),
+        result=result,
         swings=swings,
         gains=gains,
     )
@@ -221,19 +221,19 @@ def _break_even(asked: Asked, jobs: int, progress: Callable[[str, int, int], Non
     )
 
 
-def _how(found: PlanResult) -> list[dict[str, Any]]:
+def _how(result: PlanResult) -> list[dict[str, Any]]:
     """Returns how to run each of the best points; those that run alike once."""
     ways: dict[str, dict[str, Any]] = {}
-    for one in found.winners:
+    for one in result.winners:
         if one is not None:
             how = how_to_run(one.point)
             ways.setdefault(repr((one.point.device, how)), {"point": devices(one), **how})
     return list(ways.values())
 
 
-def _faults(found: PlanResult) -> list[str]:
+def _faults(result: PlanResult) -> list[str]:
     """Returns a warning for each kind of fault that runs ended with."""
-    faults = dict.fromkeys(ran.fault for one in found.tried for ran in one.judged.runs if ran.fault)
+    faults = dict.fromkeys(ran.fault for one in result.tried for ran in one.judged.runs if ran.fault)
     return [f"a run failed: {fault}" for fault in faults]
 
 
@@ -261,7 +261,7 @@ def _shares(tried: Sequence[Tried]) -> dict[str, float]:
     return dict(sorted(shares_of(parts).items()))
 
 
-def _line(asked: Asked, one: Tried, found: PlanResult) -> dict[str, Any]:
+def _line(asked: Asked, one: Tried, result: PlanResult) -> dict[str, Any]:
     """Returns the row of a point: its place, the varied values, the verdict, its metrics with intervals."""
     axes, judged = one.point.case.axes, one.judged
     line: dict[str, Any] = {
@@ -278,7 +278,7 @@ def _line(asked: Asked, one: Tried, found: PlanResult) -> dict[str, Any]:
         **{f"vary.{path}": value for path, value in one.alternative.settings.items()},
         **({f"vary.{over}": one.value} if (over := asked.whatif.over) not in (None, DEVICES) else {}),
         "verdict": judged.verdict,
-        "best": one in found.winners,
+        "best": one in result.winners,
         "replicas": len(judged.runs),
         "why": judged.why,
         "cost_per_hour": one.cost_per_hour,

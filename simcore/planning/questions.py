@@ -229,29 +229,29 @@ def _fewest(asked: Asked, benches: Benches, runner: Runner) -> PlanResult:
                 return None
             return max(1, ceil(bound / unit(one) - 1e-9))
 
-        found = yield from fewest(at, between, asked.limits, asked.rule, enough)
-        if found.number is not None:
-            best[one.group] = min(best.get(one.group, float("inf")), found.number * unit(one))
-        return found
+        result = yield from fewest(at, between, asked.limits, asked.rule, enough)
+        if result.number is not None:
+            best[one.group] = min(best.get(one.group, float("inf")), result.number * unit(one))
+        return result
 
     results: list[Fewest] = drive([search(one) for one in every], runner)
     if not any(result.judged for result in results):
         least, most = asked.whatif.between or (1, MOST_DEVICES)
         raise InputError(f"{asked.where}: between: no server has {least} to {most} devices")
-    found = PlanResult(left_out=known.left_out)
+    plan_result = PlanResult(left_out=known.left_out)
     answers: list[Answered] = []
     for one, result in zip(every, results, strict=True):
         tried = _in_order(asked, one, result.judged)
-        found.tried += tried.values()
+        plan_result.tried += tried.values()
         good = None if result.number is None else tried[result.number]
         below = [number for number in tried if result.number is None or number < result.number]
         answers.append(Answered(one, good, tried[max(below)] if below else None))
     for places in groups:
         group, winner = _won(asked, [answers[i] for i in places], on_devices)
-        found.groups.append(group)
-        found.winners.append(winner)
-    _judge_at_price_ends(asked, found, runner)
-    return found
+        plan_result.groups.append(group)
+        plan_result.winners.append(winner)
+    _judge_at_price_ends(asked, plan_result, runner)
+    return plan_result
 
 
 def _won(asked: Asked, group: list[Answered], on_devices: bool) -> tuple[list[Answered], Tried | None]:
@@ -309,18 +309,18 @@ def tightness(asked: Asked, one: Tried) -> float:
     return one.judged.used(asked.limits)
 
 
-def _judge_at_price_ends(asked: Asked, found: PlanResult, runner: Runner) -> None:
+def _judge_at_price_ends(asked: Asked, result: PlanResult, runner: Runner) -> None:
     """Judges the winners with all prices at the slow end of their intervals, and what is one step beyond with
     all prices at the fast end."""
-    pairs = enumerate(zip(found.groups, found.winners, strict=True))
+    pairs = enumerate(zip(result.groups, result.winners, strict=True))
     worse = {i: beyond(group, winner) for i, (group, winner) in pairs}
-    slow = [(i, winner.point) for i, winner in enumerate(found.winners) if winner is not None]
-    fast = [(i, one.point) for i, one in worse.items() if one is not None and found.winners[i] is not None]
+    slow = [(i, winner.point) for i, winner in enumerate(result.winners) if winner is not None]
+    fast = [(i, one.point) for i, one in worse.items() if one is not None and result.winners[i] is not None]
     searches = [judge(point, asked.limits, asked.rule, "high") for _, point in slow]
     searches += [judge(point, asked.limits, asked.rule, "low") for _, point in fast]
     judged = drive(searches, runner)
-    found.at_slow_prices = {i: one for (i, _), one in zip(slow, judged, strict=False)}
-    found.at_fast_prices = {i: one for (i, _), one in zip(fast, judged[len(slow) :], strict=True)}
+    result.at_slow_prices = {i: one for (i, _), one in zip(slow, judged, strict=False)}
+    result.at_fast_prices = {i: one for (i, _), one in zip(fast, judged[len(slow) :], strict=True)}
 
 
 # -- rates --------------------------------------------------------------------------------------------------
@@ -348,14 +348,14 @@ def _highest(asked: Asked, benches: Benches, runner: Runner) -> PlanResult:
     still = [i for i in range(len(every)) if i not in out]
     searched: list[Highest] = drive([search(every[i], begins[i]) for i in still], runner)
     results = out | dict(zip(still, searched, strict=True))
-    found = PlanResult(left_out=known.left_out)
+    plan_result = PlanResult(left_out=known.left_out)
     if out:
-        found.left_out_early = _left_out_early(every, results, list(out), still)
+        plan_result.left_out_early = _left_out_early(every, results, list(out), still)
     answers: list[Answered] = []
     for i, one in enumerate(every):
         result = results[i]
         tried = _in_order(asked, one, result.judged)
-        found.tried += tried.values()
+        plan_result.tried += tried.values()
         if i in out:
             answers.append(Answered(one, None, tried[result.fails]))
             continue
@@ -366,17 +366,17 @@ def _highest(asked: Asked, benches: Benches, runner: Runner) -> PlanResult:
         group = [answers[i] for i in places]
         holding = [one.best for one in group if one.best is not None]
         winner = max(holding, key=lambda one: one.value or 0.0, default=None)
-        found.groups.append(group)
-        found.winners.append(winner)
+        plan_result.groups.append(group)
+        plan_result.winners.append(winner)
         if asked.question == "strategy" and winner is not None:
             # The searches have begun there.
             there = [
-                next(t for t in found.tried if t.alternative is every[i] and t.value == begins[i])
+                next(t for t in plan_result.tried if t.alternative is every[i] and t.value == begins[i])
                 for i in places
             ]
-            found.pairs += _pairs(asked, benches, winner, there, runner)
-    _judge_at_price_ends(asked, found, runner)
-    return found
+            plan_result.pairs += _pairs(asked, benches, winner, there, runner)
+    _judge_at_price_ends(asked, plan_result, runner)
+    return plan_result
 
 
 def _raced(
@@ -471,16 +471,16 @@ def _grid(asked: Asked, benches: Benches, runner: Runner) -> PlanResult:
     searches = [judge(one.point, asked.limits, asked.rule, steady=steady) for one in every]
     judged = drive(searches, runner)
     tried = [_tried(asked, one, verdict, None) for one, verdict in zip(every, judged, strict=True)]
-    found = PlanResult(tried=tried, left_out=known.left_out)
-    found.groups.append(
+    result = PlanResult(tried=tried, left_out=known.left_out)
+    result.groups.append(
         [
             Answered(one.alternative, one, None) if one.judged.holds else Answered(one.alternative, None, one)
             for one in tried
         ]
     )
     front = pareto([one for one in tried if one.judged.holds], objectives(asked))
-    found.winners += front or [None]
-    return found
+    result.winners += front or [None]
+    return result
 
 
 def _check_objectives(asked: Asked, every: Sequence[Alternative]) -> None:

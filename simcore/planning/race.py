@@ -107,7 +107,7 @@ def _short(judged: Sequence[Judged]) -> bool:
 
 
 def _end(
-    found: Raced,
+    race: Raced,
     still: Sequence[int],
     holding: Sequence[int],
     value: float,
@@ -115,11 +115,11 @@ def _end(
     rule: Rule,
 ) -> None:
     """Ends who fails at a rate, and is worse in pairs than the one that holds with the most room."""
-    here = {i: found.judged[i][value] for i in still}
+    here = {i: race.judged[i][value] for i in still}
     best = min(holding, key=lambda i: here[i].used(limits))
     for i, one in here.items():
         if one.verdict == "fails" and not one.short and _worse(one, here[best], limits, rule):
-            found.out[i] = Out(value, best)
+            race.out[i] = Out(value, best)
 
 
 def _worse(one: Judged, best: Judged, limits: Sequence[Limit], rule: Rule) -> bool:

@@ -57,11 +57,11 @@ class Swing:
     breaks_at: float | None = None
 
 
-def sensitivity(asked: Asked, found: PlanResult, benches: Benches, runner: Runner) -> list[Swing]:
+def sensitivity(asked: Asked, result: PlanResult, benches: Benches, runner: Runner) -> list[Swing]:
     """Returns the swings of the best points, the widest first, by winner."""
     swings: list[Swing] = []
     with _unwarned(benches):
-        for number, winner in enumerate(found.winners):
+        for number, winner in enumerate(result.winners):
             if winner is not None and number < MOST_WINNERS:
                 swings += _swings(asked, number, winner, benches, runner)
     return swings
@@ -159,10 +159,10 @@ class Gain:
     better: str
 
 
-def limiting(asked: Asked, found: PlanResult, benches: Benches, runner: Runner) -> list[Gain]:
+def limiting(asked: Asked, result: PlanResult, benches: Benches, runner: Runner) -> list[Gain]:
     """Returns what the point beyond the first winner gains from each resource, the most first: what gains
     most is what limits there."""
-    for group, winner in zip(found.groups, found.winners, strict=True):
+    for group, winner in zip(result.groups, result.winners, strict=True):
         worse = beyond(group, winner)
         if winner is not None and worse is not None:
             return _gains(asked, worse, benches, runner)

@@ -141,9 +141,9 @@ def common_lines(each: Sequence[tuple[str, Sequence[str]]]) -> list[str]:
     return list(dict.fromkeys(named))
 
 
-def _baseline(found: Sequence[tuple[str, Outcome]]) -> str:
+def _baseline(outcomes: Sequence[tuple[str, Outcome]]) -> str:
     """Returns the baseline's label: each device has its own baseline."""
-    named = [(own.baseline, name) for name, own in found if own.baseline]
+    named = [(own.baseline, name) for name, own in outcomes if own.baseline]
     if len({label for label, _ in named}) == 1:
         return f"{named[0][0]}, of the same device"
     return "; ".join(_on(label, name) for label, name in named)
@@ -191,14 +191,14 @@ def _mean_shares(shares: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return {name: sum(each.get(name, 0.0) for each in shares) / len(shares) for name in names}
 
 
-def _stacked(found: Sequence[tuple[str, Outcome]]) -> dict[str, Mapping[str, Any]]:
+def _stacked(outcomes: Sequence[tuple[str, Outcome]]) -> dict[str, Mapping[str, Any]]:
     """Returns the tables of all devices, concatenated; a table without labels is the first device's."""
     # Arrow takes longer to import than everything that `--help` needs.
     import pyarrow as pa  # noqa: PLC0415
     import pyarrow.compute as pc  # noqa: PLC0415
 
     stacked: dict[str, list[Any]] = {}
-    for device, own in found:
+    for device, own in outcomes:
         for name, columns in own.tables.items():
             table = pa.table(dict(columns))
             if "label" not in table.column_names:

@@ -15,7 +15,7 @@ def answer(
     bench: Bench,
     fitting: Sequence[Case],
     baseline: Mapping[tuple[int, int], Case],
-    found: Sequence[Crossover],
+    crossovers: Sequence[Crossover],
 ) -> str:
     """Returns one sentence: the winner at the longest context and the largest batch there, its lead, and
     where the lead ends."""
@@ -34,7 +34,7 @@ def answer(
         f"{' for one layer' if bench.scenario.part == 'layer' else ''}"
     )
     text += _against(bench, best, here, baseline.get((context, batch)))
-    text += _where_it_ends(bench, fitting, best, found)
+    text += _where_it_ends(bench, fitting, best, crossovers)
     if priced is not None:
         text += f"; {priced[0] * 1e3:.2f} ms with nothing free"
         text += f", and behind tensor parallelism at {_tokens(priced[1])}" if priced[1] else ""
@@ -107,7 +107,7 @@ def _tokens(contexts: Sequence[int]) -> str:
     return ", ".join(f"{context:,}" for context in sorted(contexts)) + " tokens"
 
 
-def _where_it_ends(bench: Bench, fitting: Sequence[Case], best: Case, found: Sequence[Crossover]) -> str:
+def _where_it_ends(bench: Bench, fitting: Sequence[Case], best: Case, crossovers: Sequence[Crossover]) -> str:
     """Returns the contexts at which another strategy is faster, and the crossings found, in words."""
     label, ends = best.axes.label, []
     winners: dict[int, str] = {}
@@ -119,7 +119,7 @@ def _where_it_ends(bench: Bench, fitting: Sequence[Case], best: Case, found: Seq
         ends.append(f"at {max(lost):,} tokens {winners[max(lost)]} is faster")
     elif len(winners) > 1 and len({case.axes.label for case in fitting}) > 1:
         ends.append(f"it leads from {min(winners):,} tokens on")
-    ends += _break_even(best, found)
+    ends += _break_even(best, crossovers)
     return "".join(f"; {end}" for end in ends)
 
 
@@ -130,13 +130,13 @@ def sources(bench: Bench, fitting: Sequence[Case]) -> dict[str, float]:
     return dict(sorted(shares_of(parts).items()))
 
 
-def _break_even(best: Case, found: Sequence[Crossover]) -> list[str]:
+def _break_even(best: Case, crossovers: Sequence[Crossover]) -> list[str]:
     """Returns the hit rate below which tensor parallelism is faster, if there is exactly one, in words; and
     the same with nothing free."""
     axes = replace(best.axes, hit_rate=None)
     rates = {
         crossover.row.metric: crossover.row.value
-        for crossover in found
+        for crossover in crossovers
         if crossover.row.axes == axes and crossover.where is not None and crossover.where.turns_once_to_ahead
     }
     plain, priced = rates.get("crossover_hit_rate"), rates.get("crossover_hit_rate_if_priced")

@@ -98,17 +98,17 @@ def _decay(axes: OperatorAxes) -> str:
     return "decay" if axes.decay else "no decay"
 
 
-def _verdict(found: Sequence[Lead]) -> str:
-    if not found:
+def _verdict(leads: Sequence[Lead]) -> str:
+    if not leads:
         return "nothing fits into memory"
-    if len(found) == 1:
-        lead = found[0]
+    if len(leads) == 1:
+        lead = leads[0]
         span = (
             f"{lead.first:,} tokens" if lead.first == lead.last else f"{lead.first:,} to {lead.last:,} tokens"
         )
         return f"{lead.label} ({span})"
-    words = [found[0].label]
-    for lead in found[1:]:
+    words = [leads[0].label]
+    for lead in leads[1:]:
         place = lead.first if lead.passes is None else round(lead.passes)
         words.append(f"{lead.label} from {place:,} tokens on")
     return ", ".join(words)

@@ -20,22 +20,22 @@ from simcore.workload.spec import Slo
 SAME = 0.005
 
 
-def answer(bench: Bench, found: Sequence[CaseResult]) -> str:
+def answer(bench: Bench, results: Sequence[CaseResult]) -> str:
     """Returns one sentence: the winner at the heaviest load, its lead, and the reason."""
-    here = _heaviest(found)
+    here = _heaviest(results)
     if not any(one.value("completed") for one in here):
         requests = here[0].case.axes.requests
         return f"{_load(here[0].case)}, nothing is served: all {requests:,} requests are rejected."
     promises = _promises(bench)
     ranked = _ranked(here, bool(promises))
     best, others = ranked[0], ranked[1:]
-    several = _several_counts(found)
+    several = _several_counts(results)
     text = f"{_load(best.case)} on {_devices(bench, best.case, several)}, {_verdict(ranked, promises)}"
     if others:
         text += f" ({_next(best, others[0], bool(promises))})"
     text += f"; mean E2E {_time(best, 'e2e_mean_s')}" if promises else ""
     text += _by_tenant(best, bench.scenario.slos)
-    text += _elsewhere(best, found) if promises and _kept(best) < NEARLY_ALL else ""
+    text += _elsewhere(best, results) if promises and _kept(best) < NEARLY_ALL else ""
     text += _unsettled(best)
     text += "; requests seem to come faster than they are answered" if certainty.growing(best) else ""
     return f"{text}; {_tail(bench, best)}."
@@ -49,20 +49,20 @@ def _unsettled(best: CaseResult) -> str:
     return f"; the run is too short for a steady state at {axes.rate_per_s:.3g} {axes.arriving}/s"
 
 
-def standings(bench: Bench, found: Sequence[CaseResult]) -> list[Standing]:
+def standings(bench: Bench, results: Sequence[CaseResult]) -> list[Standing]:
     """Returns the best strategy at each load and number of devices."""
     promised = bool(_promises(bench))
     points: dict[Any, list[CaseResult]] = {}
-    for one in found:
+    for one in results:
         points.setdefault(repr(one.case.point), []).append(one)
     best = [_ranked(here, promised)[0] for here in points.values()]
-    several = _several_counts(found)
+    several = _several_counts(results)
     return [_standing(one, promised, several) for one in best if one.value("completed")]
 
 
-def _several_counts(found: Sequence[CaseResult]) -> bool:
+def _several_counts(results: Sequence[CaseResult]) -> bool:
     """Whether cases differ in their number of devices, so that the answer must name it."""
-    return len({one.case.axes.devices for one in found}) > 1
+    return len({one.case.axes.devices for one in results}) > 1
 
 
 # Columns of results.csv that identify a place of a study.
@@ -132,13 +132,13 @@ def _tail(bench: Bench, best: CaseResult) -> str:
     return f"{text} ({few})" if few else text
 
 
-def _elsewhere(best: CaseResult, found: Sequence[CaseResult]) -> str:
+def _elsewhere(best: CaseResult, results: Sequence[CaseResult]) -> str:
     """Returns the cases that meet the SLOs with more devices or at a lighter load, or else the nearest one
     with more devices, in words."""
     axes, point = best.case.axes, best.case.point
     more = [
         one
-        for one in found
+        for one in results
         if one.case.axes.devices > axes.devices and one.case.point.workload == point.workload
     ]
     text = ""
@@ -149,7 +149,7 @@ def _elsewhere(best: CaseResult, found: Sequence[CaseResult]) -> str:
         nearest = max(more, key=_kept)
         text = f"; nor do more devices: {nearest.case.axes.devices} keep {_share(nearest)}"
         text += f" ({nearest.case.axes.label})"
-    lighter = [one for one in found if _lighter(one, best) and _kept(one) >= NEARLY_ALL]
+    lighter = [one for one in results if _lighter(one, best) and _kept(one) >= NEARLY_ALL]
     if lighter:
         most = max(lighter, key=lambda one: (_rate(one), _kept(one)))
         load = _load(most.case)
@@ -218,10 +218,10 @@ def _too_close(best: CaseResult, other: CaseResult, figure: str) -> bool:
     return low is not None and high is not None and low <= 0.0 <= high
 
 
-def _heaviest(found: Sequence[CaseResult]) -> list[CaseResult]:
+def _heaviest(results: Sequence[CaseResult]) -> list[CaseResult]:
     """Returns the cases at the load with most tokens per second and device."""
-    heaviest = max(found, key=_weight).case.point
-    return [one for one in found if one.case.point == heaviest]
+    heaviest = max(results, key=_weight).case.point
+    return [one for one in results if one.case.point == heaviest]
 
 
 def _weight(one: CaseResult) -> tuple[float, float, float]:
@@ -318,23 +318,23 @@ def _why(best: CaseResult, other: CaseResult) -> str:
     return f", whose tokens take {theirs} each, not {ours}"
 
 
-def notes(bench: Bench, found: Sequence[CaseResult]) -> list[str]:
+def notes(bench: Bench, results: Sequence[CaseResult]) -> list[str]:
     """Returns the notes that a reader of the figures needs."""
     lines = ["figures are means over replicas; requests and levels over time are those of the first one"]
-    rooms = {one.case.axes.label: one for one in found}
+    rooms = {one.case.axes.label: one for one in results}
     for name, one in rooms.items():
         several = len({*one.rooms}) > 1
         of = [f"{group.name}, " for group in bench.fleet] if several else [""]
         lines += [f"{each}{name}: {room} a server" for each, room in zip(of, one.rooms, strict=False)]
-    lines += [_by_group(bench, one) for one in found if len(bench.fleet) > 1]
-    for one in found:
+    lines += [_by_group(bench, one) for one in results if len(bench.fleet) > 1]
+    for one in results:
         share = one.value("prefix_hit_share") if "prefix_hit_share" in one.replicas[0] else None
         if share is not None:
             lines.append(
                 f"{_load(one.case)}, {one.case.axes.label}: {share:.1%} of the prompt tokens come from"
                 " the cache and are not computed"
             )
-    lines += _autoscaled(found)
+    lines += _autoscaled(results)
     if bench.scenario.replicas == 1:
         lines.append("one replica: no interval says how far chance goes; set replicas")
     return lines
@@ -350,11 +350,11 @@ def _by_group(bench: Bench, one: CaseResult) -> str:
     return f"{_load(one.case)}, {one.case.axes.label}: share of the requests: {', '.join(each) or 'none'}"
 
 
-def _autoscaled(found: Sequence[CaseResult]) -> list[str]:
+def _autoscaled(results: Sequence[CaseResult]) -> list[str]:
     """Returns what each rule of autoscaling spares and loses, against all servers all the time."""
     return [
-        f"{_load(one.case)}, {one.case.axes.label}: {_spared(one)}{_lost(one, found)}"
-        for one in found
+        f"{_load(one.case)}, {one.case.axes.label}: {_spared(one)}{_lost(one, results)}"
+        for one in results
         if one.case.scaling is not None
     ]
 
@@ -367,11 +367,11 @@ def _spared(one: CaseResult) -> str:
     return f"{saved:.1%} of the device time saved ({held})"
 
 
-def _lost(one: CaseResult, found: Sequence[CaseResult]) -> str:
+def _lost(one: CaseResult, results: Sequence[CaseResult]) -> str:
     """Returns the SLO attainment or, without SLOs, the latency beside that of the same case with all servers,
     in words; empty if there is no such case."""
     fixed = next(
-        (other for other in found if other.case.scaling is None and _same_but_scaling(one, other)), None
+        (other for other in results if other.case.scaling is None and _same_but_scaling(one, other)), None
     )
     if fixed is None:
         return ""
@@ -385,7 +385,7 @@ def _same_but_scaling(one: CaseResult, other: CaseResult) -> bool:
     return ours.point == theirs.point and repr(ours.strategy) == repr(theirs.strategy)
 
 
-def _beyond_memory(bench: Bench, found: Sequence[CaseResult]) -> list[str]:
+def _beyond_memory(bench: Bench, results: Sequence[CaseResult]) -> list[str]:
     """Returns a warning if a scenario gives a server more KV blocks than the device's memory holds."""
     if bench.scenario.kv_blocks is None:
         return []
@@ -393,7 +393,7 @@ def _beyond_memory(bench: Bench, found: Sequence[CaseResult]) -> list[str]:
     for place, own in enumerate(bench.benches):
         needed = [
             (one.rooms[place].kv_tokens * model.kv_bytes_per_token + model.weight_bytes, part.axes.label)
-            for one in found
+            for one in results
             for part in (bench.parts(one.case)[place][1],)
             for model in (own.model(part.ranks),)
         ]
@@ -405,10 +405,10 @@ def _beyond_memory(bench: Bench, found: Sequence[CaseResult]) -> list[str]:
     return list(lines)
 
 
-def warnings(bench: Bench, found: Sequence[CaseResult], shares: Mapping[str, float]) -> list[str]:
+def warnings(bench: Bench, results: Sequence[CaseResult], shares: Mapping[str, float]) -> list[str]:
     """Returns warnings: rejected requests, recomputed work, unmeasured prices, unreliable figures."""
     lines = []
-    for one in found:
+    for one in results:
         name, place = one.case.axes.label, _load(one.case)
         turned_away = one.value("rejected")
         if turned_away:
@@ -419,16 +419,16 @@ def warnings(bench: Bench, found: Sequence[CaseResult], shares: Mapping[str, flo
             lines.append(
                 f"{place}, {name}: {again:.0f} preemptions; KV memory is short, and work is done twice"
             )
-    lines += certainty.warnings(found, lambda one: f"{_load(one.case)}, {one.case.axes.label}")
-    lines += certainty.few_of_tenants(found, bench.scenario.slos)
-    workloads = {id(one.case.point.workload): one.case.point.workload for one in found}
+    lines += certainty.warnings(results, lambda one: f"{_load(one.case)}, {one.case.axes.label}")
+    lines += certainty.few_of_tenants(results, bench.scenario.slos)
+    workloads = {id(one.case.point.workload): one.case.point.workload for one in results}
     lines += list(dict.fromkeys(doubt for workload in workloads.values() for doubt in doubts(workload)))
-    lines += _beyond_memory(bench, found)
-    left_out = max(one.left_out for one in found)
+    lines += _beyond_memory(bench, results)
+    left_out = max(one.left_out for one in results)
     if left_out:
         lines.append(f"{left_out:,} recorded requests without prompt or answer are left out")
     lines += unmeasured(shares, bench.name)
-    unseen, name = max((one.unseen_gaps, one.case.axes.label) for one in found)
+    unseen, name = max((one.unseen_gaps, one.case.axes.label) for one in results)
     if unseen > 0.05:
         lines.append(
             f"percentiles of ITL leave out {unseen:.0%} of the time between tokens, in which requests stood"

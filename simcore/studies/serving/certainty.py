@@ -87,31 +87,31 @@ def growing(one: CaseResult) -> bool:
     return 2 * sum(window.growing for window in one.windows) > len(one.windows)
 
 
-def warnings(found: Sequence[CaseResult], name: Callable[[CaseResult], str]) -> list[str]:
+def warnings(results: Sequence[CaseResult], name: Callable[[CaseResult], str]) -> list[str]:
     """Returns warnings, each in one line; `name`: names a case."""
 
     def cases(those: Sequence[CaseResult]) -> str:
         named = [name(one) for one in those[:NAMED]]
         named = [text[0].lower() + text[1:] for text in named]
         more = [f"{len(those) - NAMED} more"] if len(those) > NAMED else []
-        number = f"{len(those)} of {len(found)} cases" if len(found) > 1 else "this case"
+        number = f"{len(those)} of {len(results)} cases" if len(results) > 1 else "this case"
         return f"in {number} ({'; '.join([*named, *more])})"
 
     lines = []
     reasons = dict.fromkeys(
-        one.windows[0].whole for one in found if one.windows[0].whole not in ("", AS_ASKED)
+        one.windows[0].whole for one in results if one.windows[0].whole not in ("", AS_ASKED)
     )
     for why in reasons:
-        those = [one for one in found if one.windows[0].whole == why]
+        those = [one for one in results if one.windows[0].whole == why]
         text = f"no steady state {cases(those)}: {why}; figures are of the whole run, warm-up and drain in it"
         lines.append(text + (", and goodput is left out" if those[0].windows[0].unrated else ""))
-    if those := [one for one in found if growing(one)]:
+    if those := [one for one in results if growing(one)]:
         lines.append(
             f"requests seem to come faster than they are answered {cases(those)}: more of them wait"
             " in each third of the time that is measured than before, so these figures depend on how long the"
             " run is"
         )
-    if those := [one for one in found if requests(one) and slowest(one)]:
+    if those := [one for one in results if requests(one) and slowest(one)]:
         least = min(those, key=requests)
         weak = [f"p{percent}" for percent in PERCENTILES if requests(least) < needed(percent)]
         number = f"{needed(99):,}"
@@ -123,11 +123,13 @@ def warnings(found: Sequence[CaseResult], name: Callable[[CaseResult], str]) -> 
     return lines
 
 
-def few_of_tenants(found: Sequence[CaseResult], tenants: Iterable[str]) -> list[str]:
+def few_of_tenants(results: Sequence[CaseResult], tenants: Iterable[str]) -> list[str]:
     """Returns a warning if a tenant has too few requests for a firm 99th percentile of its own."""
     counts = {
         name: min(
-            replica[f"{TENANT}.{name}.window_requests"][0] or 0.0 for one in found for replica in one.replicas
+            replica[f"{TENANT}.{name}.window_requests"][0] or 0.0
+            for one in results
+            for replica in one.replicas
         )
         for name in tenants
     }

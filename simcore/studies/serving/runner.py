@@ -231,9 +231,9 @@ class Bench:
             for ranks, groups in bench.groups.items()
         }
 
-    def take_over(self, found: NewPrices) -> None:
+    def take_over(self, prices: NewPrices) -> None:
         """Adds graph prices that another process has found."""
-        for (place, ranks), known in found.items():
+        for (place, ranks), known in prices.items():
             self.benches[place].groups[ranks].add(known)
 
     def keep_prices(self) -> None:

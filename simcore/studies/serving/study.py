@@ -118,26 +118,26 @@ def run(bench: Bench, progress: Progress) -> Outcome:
             refused.setdefault(reason, case.axes.label)
         else:
             runnable.append(case)
-    found = _all_results(bench, runnable, partial(progress, bench.hardware.doing))
-    if not found:
+    results = _all_results(bench, runnable, partial(progress, bench.hardware.doing))
+    if not results:
         raise InputError(f"nothing can be run; {next(iter(refused))}")
-    trace = _check_repeatable(bench, found[0])
+    trace = _check_repeatable(bench, results[0])
     bench.keep_prices()
-    shares = dict(sorted(shares_of(part for one in found for part in one.sources.items()).items()))
+    shares = dict(sorted(shares_of(part for one in results for part in one.sources.items()).items()))
     return Outcome(
-        rows=[row for one in found for row in _rows(one, found)],
-        answer=answer(bench, found),
-        warnings=[*refused, *warnings(bench, found, shares)],
-        notes=notes(bench, found),
-        baseline=next((one.case.axes.label for one in found if one.case.axes.strategy == BASELINE), ""),
+        rows=[row for one in results for row in _rows(one, results)],
+        answer=answer(bench, results),
+        warnings=[*refused, *warnings(bench, results, shares)],
+        notes=notes(bench, results),
+        baseline=next((one.case.axes.label for one in results if one.case.axes.strategy == BASELINE), ""),
         sources=shares,
         tables={
-            "requests.parquet": _stacked([({**_place(one), "replica": 0}, one.requests) for one in found]),
-            "levels.parquet": _stacked([(_place(one), one.levels) for one in found]),
+            "requests.parquet": _stacked([({**_place(one), "replica": 0}, one.requests) for one in results]),
+            "levels.parquet": _stacked([(_place(one), one.levels) for one in results]),
         },
         slo=bench.scenario.common_slo.model_dump(),
         trace=trace,
-        standings=standings(bench, found),
+        standings=standings(bench, results),
     )
 
 
@@ -226,19 +226,19 @@ def _all_results(
         lambda i: work(others[i]), len(others), bench.hardware.jobs, partial(report_progress, len(first))
     )
     gave.update(zip(others, rest, strict=True))
-    found: list[CaseResult] = []
+    results: list[CaseResult] = []
     for i in range(len(places)):
         one = gave[i]
         bench.take_over(one.prices)
         if one.case_result is not None:
-            found.append(one.case_result)
-        last = found[-1]
+            results.append(one.case_result)
+        last = results[-1]
         last.replicas.append(one.figures)
         last.windows.append(one.window)
         last.measured.append(one.measured)
         for name, seconds in one.sources.items():
             last.sources[name] = last.sources.get(name, 0.0) + seconds
-    return found
+    return results
 
 
 def _price_ends(bench: Bench, case: Case) -> tuple[End, ...]:
@@ -260,7 +260,7 @@ def _first(bench: Bench, case: Case, *, keep_trace: bool) -> _Replica:
     served, journal = first.served, first.journal
     between_s = float((served.finish_s - served.first_token_s)[served.finished].sum())
     window = window_of(bench, case, first)
-    found = CaseResult(
+    case_result = CaseResult(
         case,
         [],
         [],
@@ -274,15 +274,15 @@ def _first(bench: Bench, case: Case, *, keep_trace: bool) -> _Replica:
         first.trace if keep_trace else None,
     )
     if bench.scenario.replicas == 1:
-        found.chance = intervals(latencies(served.only(window.came)))
+        case_result.chance = intervals(latencies(served.only(window.came)))
     for end in _price_ends(bench, case):
         result = bench.run(case, 0, end)
         # The window's requests stay the same if arrivals do not depend on answers.
         waits = case.point.clients is not None or result.opens is not None
         same = window_of(bench, case, result) if waits else window
-        found.at_price_ends[end] = figures_of(bench, result, case, _placed(same, result))
+        case_result.at_price_ends[end] = figures_of(bench, result, case, _placed(same, result))
     figures, sources = figures_of(bench, first, case, window), dict(first.trace.rows.sources)
-    return _Replica(figures, window, _answered(first, window), sources, found)
+    return _Replica(figures, window, _answered(first, window), sources, case_result)
 
 
 def _answered(result: Result, window: Window) -> int:
@@ -296,21 +296,21 @@ def _placed(window: Window, result: Result) -> Window:
     return whole_run(result.served, window.whole, unrated=window.unrated)
 
 
-def _check_repeatable(bench: Bench, found: CaseResult) -> Trace:
+def _check_repeatable(bench: Bench, result: CaseResult) -> Trace:
     """Returns the trace of a case. Raises LawError if a second run, of its first requests at least, gives
     other bytes."""
-    assert found.trace is not None
+    assert result.trace is not None
     if bench.hardware.measured:
-        return found.trace
-    few = found.case.axes.requests <= REPEATED
-    first = found.trace if few else bench.run(found.case, 0, most=REPEATED).trace
-    if digest(bench.run(found.case, 0, most=REPEATED).trace) != digest(first):
-        with bench.blamed(found.case):
-            raise LawError(f"repeatability: {found.case.axes.label} gives other bytes when it is run again")
-    return found.trace
+        return result.trace
+    few = result.case.axes.requests <= REPEATED
+    first = result.trace if few else bench.run(result.case, 0, most=REPEATED).trace
+    if digest(bench.run(result.case, 0, most=REPEATED).trace) != digest(first):
+        with bench.blamed(result.case):
+            raise LawError(f"repeatability: {result.case.axes.label} gives other bytes when it is run again")
+    return result.trace
 
 
-def _rows(one: CaseResult, found: Sequence[CaseResult]) -> Iterator[Row]:
+def _rows(one: CaseResult, results: Sequence[CaseResult]) -> Iterator[Row]:
     axes, count = one.case.axes, len(one.replicas)
     rooms = {float(room.kv_tokens) for room in one.rooms}
     if len(rooms) == 1:
@@ -328,7 +328,7 @@ def _rows(one: CaseResult, found: Sequence[CaseResult]) -> Iterator[Row]:
             yield Row(axes, name, value, unit, *one.chance[name], text)
         else:
             yield Row(axes, name, value, unit, low, high, source if value is not None else "there is none")
-    baseline = next((b for b in found if b.case.axes.strategy == BASELINE and _same_load(b, one)), None)
+    baseline = next((b for b in results if b.case.axes.strategy == BASELINE and _same_load(b, one)), None)
     if baseline is not None:
         speedups = [
             {"speedup": (_ratio(theirs["duration_s"][0], ours["duration_s"][0]), "x")}

@@ -11,25 +11,25 @@ from simcore.studies.tiling.strategies import Fractal
 LAZY = "lazy"
 
 
-def answer(found: Sequence[CaseResult]) -> str:
+def answer(results: Sequence[CaseResult]) -> str:
     """Returns the fastest strategy, its time per token and over lazy, and its tiles, in words."""
-    groups = list(_by_point(found).values())
+    groups = list(_by_point(results).values())
     if len(groups) == 1:
-        return _single(_fastest(groups[0]), found)
+        return _single(_fastest(groups[0]), results)
     # A point at which only one strategy fits into memory compares nothing.
     compared = [group for group in groups if len(group) > 1] or groups
     winners: dict[str, list[CaseResult]] = {}
     for one in map(_fastest, compared):
         winners.setdefault(one.case.axes.label, []).append(one)
-    wins = [_several(label, own, len(compared), found) for label, own in winners.items()]
+    wins = [_several(label, own, len(compared), results) for label, own in winners.items()]
     alone = len(groups) - len(compared)
     more = f" At {alone} more, only one fits into memory." if alone else ""
     return f"{'; '.join(wins)}.{more}"
 
 
-def standings(found: Sequence[CaseResult]) -> list[Standing]:
+def standings(results: Sequence[CaseResult]) -> list[Standing]:
     """Returns the fastest strategy at each point."""
-    return [_standing(_fastest(group)) for _, group in sorted(_by_point(found).items())]
+    return [_standing(_fastest(group)) for _, group in sorted(_by_point(results).items())]
 
 
 def _standing(best: CaseResult) -> Standing:
@@ -50,9 +50,9 @@ def _fastest(group: Sequence[CaseResult]) -> CaseResult:
     return min(group, key=lambda one: one.value("total_s"))
 
 
-def _several(label: str, won: Sequence[CaseResult], of: int, found: Sequence[CaseResult]) -> str:
+def _several(label: str, won: Sequence[CaseResult], of: int, results: Sequence[CaseResult]) -> str:
     text = f"{label} is fastest at {f'all {of}' if len(won) == of else f'{len(won)} of {of}'} points"
-    known = [gain for one in won if (gain := _gain(one, found)) is not None]
+    known = [gain for one in won if (gain := _gain(one, results)) is not None]
     if known and label != LAZY:
         text += f", {ranged(known)} times as fast as lazy"
     each = [one.value("total_s") / one.case.generated * 1e3 for one in won]
@@ -60,8 +60,8 @@ def _several(label: str, won: Sequence[CaseResult], of: int, found: Sequence[Cas
     return f"{text}, at {ranged(each)} ms a token{_taken(won[0]) if same else ''}"
 
 
-def _single(best: CaseResult, found: Sequence[CaseResult]) -> str:
-    axes, gain = best.case.axes, _gain(best, found)
+def _single(best: CaseResult, results: Sequence[CaseResult]) -> str:
+    axes, gain = best.case.axes, _gain(best, results)
     text = f"{axes.label} is fastest: {best.value('total_s') / best.case.generated * 1e3:.3g} ms a token"
     if gain is not None and axes.label != LAZY:
         text += f", {gain:.3g} times as fast as lazy"
@@ -93,23 +93,23 @@ def in_words(choice: Choice) -> str:
     return ", ".join(spans)
 
 
-def _gain(one: CaseResult, found: Sequence[CaseResult]) -> float | None:
-    lazy = next((b for b in found if b.case.axes.label == LAZY and b.case.point == one.case.point), None)
+def _gain(one: CaseResult, results: Sequence[CaseResult]) -> float | None:
+    lazy = next((b for b in results if b.case.axes.label == LAZY and b.case.point == one.case.point), None)
     return lazy.value("total_s") / one.value("total_s") if lazy else None
 
 
-def _by_point(found: Sequence[CaseResult]) -> Mapping[tuple[int, ...], list[CaseResult]]:
+def _by_point(results: Sequence[CaseResult]) -> Mapping[tuple[int, ...], list[CaseResult]]:
     groups: dict[tuple[int, ...], list[CaseResult]] = {}
-    for one in found:
+    for one in results:
         groups.setdefault(one.case.point, []).append(one)
     return groups
 
 
-def notes(bench: Bench, found: Sequence[CaseResult]) -> list[str]:
+def notes(bench: Bench, results: Sequence[CaseResult]) -> list[str]:
     """Returns the assumptions of the figures, and Hybrid's choices at each point."""
-    lines = [] if bench.device.measured else _assumptions(bench, found)
+    lines = [] if bench.device.measured else _assumptions(bench, results)
     chosen: dict[str, list[str]] = {}
-    for one in found:
+    for one in results:
         strategy, axes = one.case.strategy, one.case.axes
         if isinstance(strategy, Fractal) and strategy.tiles[0] == "hybrid" and one.tiles:
             where = f"{axes.layers} x {axes.channels}, batch {axes.batch}, {axes.tokens:,} tokens"
@@ -120,7 +120,7 @@ def notes(bench: Bench, found: Sequence[CaseResult]) -> list[str]:
     return lines
 
 
-def _assumptions(bench: Bench, found: Sequence[CaseResult]) -> list[str]:
+def _assumptions(bench: Bench, results: Sequence[CaseResult]) -> list[str]:
     if bench.scenario.launching == "eager":
         launching = (
             "every kernel is launched by itself and costs a launch (launch_s, launch_kernel_s) besides its"
@@ -135,16 +135,16 @@ def _assumptions(bench: Bench, found: Sequence[CaseResult]) -> list[str]:
         " slower block, and smaller speed-ups",
         "mixer seconds are the red cells' too: one kernel a layer and position, whatever the schedule",
         "lazy and eager read and write each number once, at the rate of device memory; fused tiles keep what"
-        f" is between on the chip; {_in_cache(bench, found)}",
+        f" is between on the chip; {_in_cache(bench, results)}",
     ]
 
 
-def _in_cache(bench: Bench, found: Sequence[CaseResult]) -> str:
-    stays = [one for one in found if one.stays]
+def _in_cache(bench: Bench, results: Sequence[CaseResult]) -> str:
+    stays = [one for one in results if one.stays]
     if not stays:
         return "nothing is found in a cache"
     cases = "; ".join(f"{one.case.axes.label} of {one.case.axes.tokens:,} tokens" for one in stays)
-    which = "all cases" if len(stays) == len(found) else cases
+    which = "all cases" if len(stays) == len(results) else cases
     return (
         f"nothing but the weights of steps is found in a cache, where less than"
         f" {bench.device.stays_bytes / 1e6:.0f} MB are moved from step to step: {which}"

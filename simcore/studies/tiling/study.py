@@ -54,22 +54,22 @@ def run(bench: Bench, progress: Progress) -> Outcome:
             runnable.append(case)
     if not runnable:
         raise InputError(f"nothing can be run; {refused[0]}")
-    found, growing = _all_results(bench, runnable, partial(progress, bench.device.doing))
-    _check_repeatable(bench, found[0].case)
-    for case in {one.case.axes.label: one.case for one in found}.values():
+    results, growing = _all_results(bench, runnable, partial(progress, bench.device.doing))
+    _check_repeatable(bench, results[0].case)
+    for case in {one.case.axes.label: one.case for one in results}.values():
         _check_at_once(bench, case)
-    areas, trace = _areas(bench, found)
-    shares = shares_of(part for one in found for part in one.sources.items())
+    areas, trace = _areas(bench, results)
+    shares = shares_of(part for one in results for part in one.sources.items())
     return Outcome(
-        rows=[row for one in found for row in _rows(one, found)],
-        answer=answer(found),
+        rows=[row for one in results for row in _rows(one, results)],
+        answer=answer(results),
         warnings=[*refused, *warnings(bench, shares)],
-        notes=notes(bench, found),
-        baseline="lazy" if any(one.case.axes.label == "lazy" for one in found) else "",
+        notes=notes(bench, results),
+        baseline="lazy" if any(one.case.axes.label == "lazy" for one in results) else "",
         sources=shares,
-        tables=_tables(bench, found, areas, growing),
+        tables=_tables(bench, results, areas, growing),
         trace=trace,
-        standings=standings(found),
+        standings=standings(results),
     )
 
 
@@ -85,8 +85,8 @@ def _all_results(
 
     def work(i: int) -> tuple[CaseResult, list[dict[str, Any]]]:
         case = runnable[i]
-        found, first = _case_result(bench, case)
-        return found, [*tables.growth(bench, case, first)] if grown.get(case.axes.label) == i else []
+        results, first = _case_result(bench, case)
+        return results, [*tables.growth(bench, case, first)] if grown.get(case.axes.label) == i else []
 
     count, jobs = len(runnable), bench.device.jobs
     if jobs > 1:
@@ -96,8 +96,8 @@ def _all_results(
                 break
             bench.order(case, bench.model(case))
     gave = in_processes(work, count, jobs, lambda done: progress(done, count), SHORT_S)
-    found = [replace(one, case=case) for case, (one, _) in zip(runnable, gave, strict=True)]
-    return found, [record for _, records in gave for record in records]
+    results = [replace(one, case=case) for case, (one, _) in zip(runnable, gave, strict=True)]
+    return results, [record for _, records in gave for record in records]
 
 
 def _case_result(bench: Bench, case: Case) -> tuple[CaseResult, Result]:
@@ -110,7 +110,7 @@ def _case_result(bench: Bench, case: Case) -> tuple[CaseResult, Result]:
     for timed, kinds in [] if measured else _at_price_ends(bench, case, first):
         runs.append(timed)
         by_kind.append(kinds)
-    found = CaseResult(
+    case_result = CaseResult(
         case,
         bench.tiles(case),
         counts(model, bursts),
@@ -122,7 +122,7 @@ def _case_result(bench: Bench, case: Case) -> tuple[CaseResult, Result]:
         measured,
         bench.stays(case),
     )
-    return found, first
+    return case_result, first
 
 
 def _at_price_ends(bench: Bench, case: Case, result: Result) -> list[tuple[Figures, Mapping[str, float]]]:
@@ -169,14 +169,14 @@ def _cut(case: Case, most: int) -> Case:
 # -- rows --------------------------------------------------------------------------------------------
 
 
-def _rows(one: CaseResult, found: Sequence[CaseResult]) -> Iterator[Row]:
+def _rows(one: CaseResult, results: Sequence[CaseResult]) -> Iterator[Row]:
     axes = one.case.axes
     source = MEASURED.format(len(one.runs)) if one.measured else PREDICTED if len(one.runs) > 1 else AS_PRICED
     for name, (_, unit) in one.runs[0].items():
         yield _row(one, name, one.values(name), unit, source)
     for metric, baseline in BASELINES.items():
         other = next(
-            (b for b in found if b.case.axes.label == baseline and b.case.point == one.case.point), None
+            (b for b in results if b.case.axes.label == baseline and b.case.point == one.case.point), None
         )
         if other is None:
             continue
@@ -213,31 +213,31 @@ def _ratio(of: CaseResult, to: CaseResult, name: str, metric: str, source: str) 
 # -- tables ------------------------------------------------------------------------------------------
 
 
-def _areas(bench: Bench, found: Sequence[CaseResult]) -> tuple[list[dict[str, Any]], Trace]:
+def _areas(bench: Bench, results: Sequence[CaseResult]) -> tuple[list[dict[str, Any]], Trace]:
     """Returns the cells that the launches of each strategy cover in a short run, and the trace of the first
     tiled strategy."""
     areas: list[dict[str, Any]] = []
     traces: dict[str, Trace] = {}
-    for one in found:
+    for one in results:
         label = one.case.axes.label
         if label not in traces:
             short = tables.drawn(one.case)
             traces[label] = bench.trace(short, bench.model(short), [], rows=False)
             areas += tables.covered(short, traces[label])
-    tiled = next((one.case.axes.label for one in found if isinstance(one.case.strategy, Fractal)), None)
-    return areas, traces[tiled or found[0].case.axes.label]
+    tiled = next((one.case.axes.label for one in results if isinstance(one.case.strategy, Fractal)), None)
+    return areas, traces[tiled or results[0].case.axes.label]
 
 
 def _tables(
     bench: Bench,
-    found: Sequence[CaseResult],
+    results: Sequence[CaseResult],
     areas: Sequence[dict[str, Any]],
     growing: Sequence[dict[str, Any]],
 ) -> dict[str, Mapping[str, Any]]:
-    tiled = {one.case.point: one.case for one in found if isinstance(one.case.strategy, Fractal)}
+    tiled = {one.case.point: one.case for one in results if isinstance(one.case.strategy, Fractal)}
     prices = [record for case in tiled.values() for record in tables.tiles(bench, case)]
     return {
-        "steps.parquet": tables.stacked([one.steps for one in found]),
+        "steps.parquet": tables.stacked([one.steps for one in results]),
         "cells.parquet": tables.columns(areas),
         "growth.parquet": tables.columns(growing),
         **({"tiles.parquet": tables.columns(prices)} if prices else {}),
