@@ -10,9 +10,11 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from rich.console import Console
 from scipy.stats import t as students_t
 
 import simcore
+from simcore import terminal
 from simcore.assembly import assemble
 from simcore.input.files import InputError
 from simcore.machine.machine import LawError
@@ -275,6 +277,36 @@ def test_hits_by_layer_are_as_many_as_layers(replicas: int) -> None:
     for layers in (31, 33):
         with pytest.raises(InputError, match=f"has {layers} values, the model has 32 layers"):
             found(layers)
+
+
+@pytest.mark.parametrize(
+    ("hits", "ways"),
+    [
+        # Their means are a half, one to the last bit only nearly.
+        (
+            [{"kind": "layers", "probabilities": [low] * 16 + [1.0 - low] * 16} for low in (0.1, 0.2, 0.3)],
+            ["hits by layer (1)", "hits by layer (2)", "hits by layer (3)"],
+        ),
+        (
+            [
+                {"kind": "layers", "probabilities": [0.5] * 32},
+                {"kind": "rate", "value": [0.5, 0.75]},
+                {"kind": "rate", "value": 0.5, "draw": "random"},
+            ],
+            ["hits by layer", *["hits counted (fractional)"] * 2, "hits at random"],
+        ),
+        ([{"kind": "layers", "probabilities": [p] * 32} for p in (0.4, 0.5)], ["", ""]),
+        ([{"kind": "rate", "value": [0.5, 0.5001]}], ["", ""]),
+    ],
+)
+def test_hits_of_the_same_mean_are_told_apart_by_how_they_come(hits: list[Any], ways: list[str]) -> None:
+    found = ran(context_tokens=256, strategies=[{"kind": "alspec", "hits": one} for one in hits])
+    labels = [row.axes.label for row in found.rows if row.metric == "token_latency_s"]
+    assert labels == ["ALSpec, 1+1 devices" + (f", {way}" if way else "") for way in ways]
+    table = Console(width=200, record=True)
+    table.print(terminal._table(found)[0])
+    shown = table.export_text()
+    assert all(shown.count(way) >= ways.count(way) for way in ways if way)
 
 
 @pytest.mark.parametrize("draw", ["random", "fractional", "floor", "ceil"])

@@ -50,7 +50,8 @@ def hits_of(
         patterns = [LayerPattern(tuple(hits.probabilities), seed) for seed in seeds]
         draws = tuple((1.0 / len(seeds), pattern) for pattern in patterns)
         rate = mean(hits.probabilities)
-        return [Hits(rate, draws, True, f"a probability for each layer, {rate:.1%} on average, at random")]
+        text = f"a probability for each layer, {rate:.1%} on average, at random"
+        return [Hits(rate, draws, True, text, way="hits by layer")]
     if isinstance(hits, RateHits):
         return [_rate_hits(rate, hits.draw, layers, seeds, None) for rate in hits.value]
     found = [_table_row(hits, threshold, tables) for threshold in hits.threshold]
@@ -59,12 +60,14 @@ def hits_of(
 
 def _rate_hits(rate: float, draw: Any, layers: int, seeds: Sequence[int], row: HitRow | None) -> Hits:
     origin = f", from {row.task} at threshold {row.threshold:g}" if row else ""
+    of = f" of {row.task}" if row else ""
     if draw == "random":
         draws = tuple((1.0 / len(seeds), RatePattern(rate, seed)) for seed in seeds)
-        return Hits(rate, draws, True, f"{rate:.1%} of the layers, drawn at random{origin}", row)
+        text = f"{rate:.1%} of the layers, drawn at random{origin}"
+        return Hits(rate, draws, True, text, row, f"hits{of} at random")
     counted = tuple(balanced(hit_draws(rate, layers, draw)))
     text = f"{rate:.1%} of {layers} layers, counted ({draw}){origin}"
-    return Hits(rate, counted, False, text, row)
+    return Hits(rate, counted, False, text, row, f"hits{of} counted ({draw})")
 
 
 def _table_row(hits: PublishedHits, threshold: float, tables: Sequence[HitRow]) -> HitRow:
@@ -97,7 +100,7 @@ def cases(bench: Bench) -> list[Case]:
     """Returns all points of a scenario, with the baseline. Raises InputError if one cannot run."""
     scenario = bench.scenario
     _check_contexts(bench)
-    found: list[Case] = []
+    given: list[tuple[str, Case]] = []
     placed = [(f"strategies[{i}]", one) for i, each in enumerate(scenario.strategies) for one in _each(each)]
     for where, strategy in placed:
         for kind, ranks, groups in variants(strategy):
@@ -106,7 +109,8 @@ def cases(bench: Bench) -> list[Case]:
             for context in scenario.context_tokens:
                 for batch in scenario.batch:
                     axes = Axes(name_of(kind), label, ranks, groups, context, batch)
-                    found += _with_hits(bench, strategy, axes, where)
+                    given += ((where, case) for case in _with_hits(bench, strategy, axes, where))
+    found = [case for _, case in given]
     if scenario.baseline is not None:
         _check(bench, scenario.baseline.ranks, 1, "baseline")
         here = [Case(a, None, bench.hardware.chunk) for a in _baseline_axes(scenario)]
@@ -120,7 +124,27 @@ def cases(bench: Bench) -> list[Case]:
     if len(set(found)) < len(found):
         twice = next(case.axes.label for case in found if found.count(case) > 1)
         raise InputError(f"strategies: {twice} is given twice")
-    return found
+    return [*_told_apart(given), *found[len(given) :]]
+
+
+def _told_apart(given: Sequence[tuple[str, Case]]) -> Iterator[Case]:
+    """Yields cases, each given with the strategy that it is of. Where several strategies have one label and,
+    as it is shown, one rate of hits, their labels say how hits come, with a number where that is the same."""
+    rates: dict[tuple[str, str], dict[str, None]] = {}
+    ways: dict[tuple[str, str], dict[str, None]] = {}
+    for where, case in given:
+        if case.hits is not None:
+            rates.setdefault((case.axes.label, f"{case.hits.rate:.1%}"), {})[where] = None
+            ways.setdefault((case.axes.label, case.hits.way), {})[where] = None
+    alike = {label for (label, _), wheres in rates.items() if len(wheres) > 1}
+    for where, case in given:
+        label, hits = case.axes.label, case.hits
+        if hits is None or label not in alike:
+            yield case
+            continue
+        several = [*ways[label, hits.way]]
+        number = f" ({several.index(where) + 1})" if len(several) > 1 else ""
+        yield replace(case, axes=replace(case.axes, label=f"{label}, {hits.way}{number}"))
 
 
 def _check_contexts(bench: Bench) -> None:

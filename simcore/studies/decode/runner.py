@@ -48,13 +48,15 @@ class HitRow:
 
 @dataclass(frozen=True, slots=True)
 class Hits:
-    """One value of a strategy's hits: its mean rate, and its runs, each with a weight."""
+    """One value of a strategy's hits: its mean rate, and its runs, each with a weight. `way`: how hits come,
+    in a few words."""
 
     rate: float
     draws: tuple[tuple[float, HitPattern], ...]
     random: bool
     text: str
     published: HitRow | None = None
+    way: str = ""
 
 
 @dataclass(frozen=True, slots=True)
