@@ -1526,6 +1526,38 @@ def test_servers_that_a_rule_keeps_are_the_fewest_that_are_tried(tmp_path: Path)
         planned(tmp_path, {"base": base, "question": "cost", "cost_per_hour": {"h200-sxm": 3.0}})
 
 
+RULE = {"kind": "open_requests", "target": 2, "start_s": 0.02, "check_s": 0.01}
+SCALED: dict[str, Any] = {
+    **BASE,
+    "devices": 4,
+    "autoscaling": RULE,
+    "strategies": [{"kind": "continuous_batching", "ranks": 1}],
+}
+
+
+def test_a_kind_that_varies_to_none_leaves_nothing_of_the_others(tmp_path: Path) -> None:
+    """Of autoscaling as a mapping or in a list, with fields of other kinds given or varied too."""
+    for given, path in (({**RULE}, "autoscaling"), ([{**RULE}], "autoscaling.0")):
+        vary = {f"{path}.kind": ["none", "open_requests"], f"{path}.target": [2, 4]}
+        document = {"base": {**SCALED, "autoscaling": given}, "question": "grid", "vary": vary}
+        asked = load_plan(written(tmp_path, document))
+        found = alternatives(asked, Benches("plan", 1), any_devices=False)
+        assert found.left_out == {}
+        rules = [one.point.case.scaling for one in found.every]
+        assert [rule and (rule.target, rule.check_s) for rule in rules] == [
+            *[None] * 2,
+            ([2.0], [0.01]),
+            ([4.0], [0.01]),
+        ]
+
+
+@pytest.mark.parametrize("value", [None, "nine"])
+def test_a_kind_that_is_none_of_autoscaling_is_one_line(value: Any, tmp_path: Path) -> None:
+    vary = {"autoscaling.kind": [value, "open_requests"]}
+    with pytest.raises(InputError, match=r"vary\.autoscaling\.kind: is .*none, open_requests, utilisation"):
+        planned(tmp_path, {"base": SCALED, "question": "grid", "vary": vary})
+
+
 def test_rules_that_keep_few_servers_or_as_many_as_may_be_are_tried_beside_each_other(
     tmp_path: Path,
 ) -> None:

@@ -21,7 +21,7 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
 
 from simcore.input.errors import fault, parsed
-from simcore.input.fields import FieldError, Strict
+from simcore.input.fields import TAGS, FieldError, Strict
 from simcore.input.files import InputError, Name, nearest, plain, read_yaml, shown, unknown_name
 from simcore.input.shipped import file_or_shipped, names
 from simcore.planning.limits import STUDY, Limit, limits, of_slo
@@ -42,6 +42,8 @@ MOST_POINTS = 20_000
 LARGEST = 1e12
 MOST_BETWEEN = 1_000_000
 BREAK_EVEN = "break_even"
+# A kind that has no further fields.
+NONE = "none"
 
 
 def _first_and_last(value: Any) -> Any:
@@ -385,12 +387,16 @@ class Asked:
         return [name] if known is None else known[base]
 
     def with_settings(self, settings: Mapping[str, Any], base: str = "") -> dict[str, Any]:
-        """Returns the fields of a scenario with values of varied fields. Raises InputError."""
+        """Returns the fields of a scenario with values of varied fields; beside kind none nothing is left of
+        other kinds. Raises InputError."""
         based = self.every[base]
         document = copy.deepcopy(based.document)
-        for name, value in settings.items():
+        for name, value in sorted(settings.items(), key=lambda setting: setting[1] == NONE):
             for path in self.paths(name, base):
-                put(document, path, copy.deepcopy(value), f"{based.where}: vary: {name}")
+                told, (place, _, last) = f"{based.where}: vary: {name}", path.rpartition(".")
+                put(document, path, copy.deepcopy(value), told)
+                if last in TAGS and value == NONE:
+                    put(document, place, {last: value}, told)
         return document
 
     def settings(self, seed: int) -> Iterator[dict[str, Any]]:
