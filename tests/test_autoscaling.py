@@ -27,7 +27,7 @@ from simcore.studies.columns import WHOLE_RUN
 from simcore.studies.serving import laws, scaler
 from simcore.studies.serving.autoscaling import ByOpenRequests, ByUtilisation, Fleet, Stint
 from simcore.studies.serving.offer import least_loaded
-from simcore.studies.serving.replica import _held, _of_servers_that_run, figures_of
+from simcore.studies.serving.replica import _of_servers_that_run, figures_of, held
 from simcore.studies.serving.runner import Bench, Case, Result
 from simcore.studies.serving.scaler import Scaler
 from simcore.studies.serving.served import Floats, served
@@ -553,14 +553,14 @@ def test_no_server_more_is_wanted_by_rounding(target: float) -> None:
 def test_what_a_run_takes_of_its_devices_is_of_its_time_alone() -> None:
     """From its first arrival on, of two ranks a server: 8 of 12 server-seconds."""
     fleet = Fleet.of(2, [Stint(0, 0.0, 0.0), Stint(1, 4.0, 4.5, 5.5, 6.0)])
-    found = {name: value for name, (value, _) in _held(fleet, 2.0, 8.0, 2).items()}
+    found = {name: value for name, (value, _) in held(fleet, 2.0, 8.0, 2).items()}
     assert found["server_s"] == 8.0
     assert found["device_hours"] == pytest.approx(16.0 / 3600.0)
     assert found["device_time_saved"] == pytest.approx(1.0 / 3.0)
     assert found["mean_servers"] == pytest.approx(8.0 / 6.0)
     assert (found["max_servers"], found["server_starts"]) == (2.0, 1.0)
-    assert _held(fleet, 2.0, 2.0, 2)["device_time_saved"][0] is None
-    assert _held(fleet, 2.0, 2.25, 2)["device_time_saved"][0] == 0.5
+    assert held(fleet, 2.0, 2.0, 2)["device_time_saved"][0] is None
+    assert held(fleet, 2.0, 2.25, 2)["device_time_saved"][0] == 0.5
 
 
 def test_means_of_a_fleet() -> None:

@@ -335,8 +335,9 @@ def judged(holds: bool, power_w: float | None) -> Any:
     hardware = SimpleNamespace(board_power_w=power_w)
     axes = SimpleNamespace(rate_per_s=10.0, output_tokens=100.0, arriving="requests", devices=4)
     devices = [SimpleNamespace(hardware=hardware, number=4)]
-    point = SimpleNamespace(devices=devices, case=SimpleNamespace(axes=axes))
-    return SimpleNamespace(point=point, judged=SimpleNamespace(holds=holds, mean=lambda name: 500.0))
+    point = SimpleNamespace(devices=devices, case=SimpleNamespace(axes=axes, scaling=None))
+    judged = SimpleNamespace(point=point, holds=holds, mean=lambda name: 500.0)
+    return SimpleNamespace(point=point, judged=judged)
 
 
 def test_what_does_not_keep_up_is_charged_for_the_tokens_that_came_out() -> None:

@@ -1522,7 +1522,7 @@ def test_servers_that_a_rule_keeps_are_the_fewest_that_are_tried(tmp_path: Path)
     base = {**BASE, "autoscaling": [rule], "strategies": [{"kind": "continuous_batching", "ranks": 1}]}
     plan = planned(tmp_path, {"base": base, "question": "devices"})
     assert min(line["devices"] for line in plan.lines) == 3
-    with pytest.raises(InputError, match="autoscaling: costs are of devices that run all the time"):
+    with pytest.raises(InputError, match="autoscaling: question cost searches servers that run all the time"):
         planned(tmp_path, {"base": base, "question": "cost", "cost_per_hour": {"h200-sxm": 3.0}})
 
 
@@ -1533,6 +1533,36 @@ SCALED: dict[str, Any] = {
     "autoscaling": RULE,
     "strategies": [{"kind": "continuous_batching", "ranks": 1}],
 }
+
+
+def test_energy_and_cost_are_of_the_time_for_which_servers_hold_their_devices(tmp_path: Path) -> None:
+    """Power and price of a device, against the device hours of each run over its duration. As many output
+    tokens are asked for with autoscaling as without."""
+    plan = planned(
+        tmp_path,
+        {
+            "base": SCALED,
+            "question": "grid",
+            "vary": {"autoscaling.kind": ["none", "open_requests"]},
+            "objective": ["lowest_energy", "lowest_cost"],
+            "constraints": {"server_starts": 100},
+            "cost_per_hour": {"h200-sxm": 3.0},
+            "replicas": 3,
+        },
+    )
+    always, scaled = plan.found.tried
+    held = [ran.figures["device_hours"] for ran in scaled.judged.runs]
+    took = [ran.figures["duration_s"] for ran in scaled.judged.runs]
+    on = fmean((a or 0.0) * 3600.0 / (b or 1.0) for a, b in zip(held, took, strict=True))
+    assert 1.0 < on < 3.0
+    fixed, own = plan.lines
+    assert fixed["cost_per_hour"] == 12.0
+    assert own["cost_per_hour"] == pytest.approx(3.0 * on)
+    for name in ("cost_per_million_output_tokens", "joules_per_output_token"):
+        assert own[name] / fixed[name] == pytest.approx(on / 4.0)
+    assert [line["best"] for line in plan.lines] == [False, True]
+    assert scaled.judged.mean("server_starts") != 0.0
+    assert (always.judged.mean("server_starts"), always.judged.mean("mean_servers")) == (0.0, 4.0)
 
 
 def test_a_kind_that_varies_to_none_leaves_nothing_of_the_others(tmp_path: Path) -> None:

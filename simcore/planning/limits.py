@@ -24,8 +24,8 @@ ALLOWED = (*PERCENTILES, 99.9)
 LATENCY = re.compile(rf"({'|'.join(LATENCIES)})_(mean|p(\d+(?:\.\d+)?))_s")
 # What the latencies begin with that each tenant has.
 _OF_ITS_OWN = tuple(f"{name}_" for name in OWN_LATENCIES)
-# Metrics of which more is neither better nor worse but that memory limits.
-AT_MOST_TOO = ("max_kv_share", "mean_kv_share", "utilisation", "max_batch", "mean_batch")
+# Metrics of which more is neither better nor worse but that something limits: memory, or who pays for starts.
+AT_MOST_TOO = ("max_kv_share", "mean_kv_share", "utilisation", "max_batch", "mean_batch", "server_starts")
 
 
 @dataclass(frozen=True, slots=True)

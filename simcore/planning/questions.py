@@ -59,8 +59,8 @@ PAIRED, PAIRED_LOOKS = "e2e_mean_s", 2
 
 @dataclass(frozen=True, eq=False)
 class Tried:
-    """A judged point of an alternative. `value`: of the searched field; `cost_per_hour`: of all its devices,
-    None where no price is given."""
+    """A judged point of an alternative. `value`: of the searched field; `cost_per_hour`: of all its devices
+    while servers hold them, None where no price is given."""
 
     alternative: Alternative
     judged: Judged
@@ -122,7 +122,7 @@ class PlanResult:
 
 
 def price_of(asked: Asked, point: Point) -> float | None:
-    """Returns what the devices of a point cost an hour, or None."""
+    """Returns what the devices of a point cost an hour where all servers run, or None."""
     known = asked.whatif.cost_per_hour
     each = [(known.get(of.name, known.get(of.base)), of.number) for of in point.devices]
     costs = [cost * number for cost, number in each if cost is not None]
@@ -137,14 +137,24 @@ def offered_tokens_per_s(one: Tried) -> float | None:
 
 def joules_per_token(one: Tried) -> float | None:
     """Returns an upper bound of what the devices of a point take for an output token, J: board power *
-    devices * time / tokens. Hosts and cooling are not in it. None where a device's power is unknown.
+    devices * time for which servers hold them / tokens. Hosts and cooling are not in it. None where a
+    device's power is unknown.
 
     Where a point holds, what is asked for comes out; else the tokens that were measured count.
     """
     power_w = _power_w(one.point)
     measured = one.judged.mean("output_throughput_tokens_per_s")
     rate = (offered_tokens_per_s(one) if one.judged.holds else None) or measured
-    return None if power_w is None or not rate else power_w / rate
+    return None if power_w is None or not rate else power_w * share_on(one.judged) / rate
+
+
+def share_on(judged: Judged) -> float:
+    """Returns the share of the time, mean over its servers, for which a point's servers hold their devices,
+    starting up included: 1 without autoscaling, and where no run came to its end."""
+    if judged.point.case.scaling is None:
+        return 1.0
+    mean = judged.mean("mean_servers")
+    return 1.0 if mean is None else mean / judged.point.case.servers
 
 
 def _power_w(point: Point) -> float | None:
@@ -155,7 +165,8 @@ def _power_w(point: Point) -> float | None:
 
 
 def _tried(asked: Asked, alternative: Alternative, judged: Judged, value: float | None) -> Tried:
-    return Tried(alternative, judged, value, price_of(asked, judged.point))
+    price = price_of(asked, judged.point)
+    return Tried(alternative, judged, value, None if price is None else price * share_on(judged))
 
 
 def _in_order(asked: Asked, one: Alternative, judged: Mapping[Any, Judged]) -> dict[Any, Tried]:
@@ -200,6 +211,9 @@ def _fewest(asked: Asked, benches: Benches, runner: Runner) -> PlanResult:
             f"{asked.where}: over: {plain(over)}: is searched in one way of running, not in several"
         )
     if asked.question == "cost":
+        if any(one.point.case.scaling is not None for one in every):
+            says = "question cost searches servers that run all the time; question grid takes objective"
+            raise InputError(f"{asked.where}: autoscaling: {says}: lowest_cost")
         _check_prices(asked, every)
     best: dict[Any, float] = {}
 
@@ -293,10 +307,6 @@ def _check_prices(asked: Asked, every: Sequence[Alternative]) -> None:
             known = nearest(name, sorted(names))
             raise InputError(f"{asked.where}: cost_per_hour.{plain(name)}: is no device of this plan{known}")
     for alternative in every:
-        if alternative.point.case.scaling is not None:
-            raise InputError(
-                f"{asked.where}: autoscaling: costs are of devices that run all the time; leave it out"
-            )
         if price_of(asked, alternative.point) is None:
             priced = asked.whatif.cost_per_hour.keys()
             missing = next(of.base for of in alternative.point.devices if not {of.name, of.base} & priced)

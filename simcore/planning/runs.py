@@ -18,9 +18,17 @@ from simcore.planning.store import Store
 from simcore.sim.graph_pricer import End
 from simcore.studies.columns import TENANT, WHOLE_RUN
 from simcore.studies.processes import in_processes
-from simcore.studies.serving.figures import PERCENTILES, gaps, latencies, steps_in, weighted_percentiles
-from simcore.studies.serving.replica import figures_of, window_of
-from simcore.studies.serving.runner import NewPrices, Result
+from simcore.studies.serving.autoscaling import Fleet
+from simcore.studies.serving.figures import (
+    PERCENTILES,
+    Figure,
+    gaps,
+    latencies,
+    steps_in,
+    weighted_percentiles,
+)
+from simcore.studies.serving.replica import figures_of, held, window_of
+from simcore.studies.serving.runner import Bench, Case, NewPrices, Result
 from simcore.studies.serving.served import Served
 from simcore.studies.serving.window import Window
 
@@ -172,13 +180,20 @@ def simulated(ask: Ask) -> Ran:
     try:
         result = bench.run(case, ask.replica, ask.end)
         window = window_of(bench, case, result)
-        figures = figures_of(bench, result, case, window)
+        figures = {**_of_all_servers(bench, case, result), **figures_of(bench, result, case, window)}
     except (InputError, LawError) as error:
         return Ran({}, fault=f"{case.axes.label}: {error}")
     values = {name: value for name, (value, _) in figures.items() if not name.endswith(WHOLE_RUN)}
     shares = {str(name): seconds for name, seconds in result.trace.rows.sources.items()}
     further = _further(result, window, bench.scenario.slos)
     return Ran({**values, **further}, window.growing, "", shares, window.unrated)
+
+
+def _of_all_servers(bench: Bench, case: Case, result: Result) -> Mapping[str, Figure]:
+    """Returns what a run takes of devices that all run all the time, by the names that autoscaling has."""
+    if bench.fleet or case.scaling is not None:
+        return {}
+    return held(Fleet.fixed(case.servers), *result.served.window_s, case.ranks)
 
 
 def _further(result: Result, window: Window, tenants: Iterable[str]) -> dict[str, float | None]:

@@ -42,7 +42,7 @@ def figures_of(bench: Bench, result: Result, case: Case, window: Window) -> Mapp
         found["prefix_hit_share"] = prefix_hit_share(result.served)
     if result.fleet is not None:
         found |= _of_servers_that_run(found, result.fleet, window, whole_run(result.served))
-        found |= _held(result.fleet, *result.served.window_s, case.ranks)
+        found |= held(result.fleet, *result.served.window_s, case.ranks)
     return found
 
 
@@ -59,7 +59,7 @@ def _of_servers_that_run(
     return scaled
 
 
-def _held(fleet: Fleet, begin_s: float, end_s: float, ranks: int) -> dict[str, Figure]:
+def held(fleet: Fleet, begin_s: float, end_s: float, ranks: int) -> dict[str, Figure]:
     """Returns what a run took of its devices, from its first arrival to its last answer."""
     held_s, most_s = fleet.held_s(begin_s, end_s), fleet.servers * (end_s - begin_s)
     return {
