@@ -294,6 +294,15 @@ def test_routing_by_prefixes_is_that_of_the_engines_routers() -> None:
     assert (alone["placed"], [each["router"] for each in alone["commands"]]) == ("", [""] * 3)
 
 
+def test_commands_say_that_autoscaling_is_not_in_them() -> None:
+    rule = {"kind": "open_requests", "target": 4}
+    says = "autoscaling is not in the commands: they start"
+    several, one = asked_for({}, devices=3, autoscaling=rule), asked_for({}, devices=1, autoscaling=rule)
+    assert f"  {says} all 3 servers, which stay on" in told([{"point": "p", **several}])
+    assert f"  {says} 1 server, which stays on" in told([{"point": "p", **one}])
+    assert not any("autoscaling" in line for line in told([{"point": "p", **asked_for({}, devices=3)}]))
+
+
 # -- a plan, and its energy ----------------------------------------------------------------------------------
 
 

@@ -190,6 +190,13 @@ def test_missing_files_and_columns_are_left_out(tmp_path: Path) -> None:
         ("summary.json", '{"certainty": "high"}', "certainty 'high' is no number"),
         ("summary.json", '{"how_to_run": {}}', "how_to_run is no list"),
         ("summary.json", '{"how_to_run": ["vllm serve"]}', "how_to_run: 'vllm serve' has not point"),
+        (
+            "summary.json",
+            json.dumps(
+                {"how_to_run": [{"point": "p", "placed": "", "why_not": "", "commands": [], "without": 3}]}
+            ),
+            "has not without",
+        ),
         ("plan.yaml", "- a\n", "holds no mapping"),
         ("provenance.json", "{", "Expecting property name"),
     ],
@@ -218,6 +225,7 @@ def way(point: str, command: str | None, router: str = "") -> dict[str, Any]:
 @slow
 def test_commands_stand_whole_on_the_page_with_what_they_do_not_say(tmp_path: Path) -> None:
     how = [way("two", "serve m --a '<x>' && b", "nginx -s reload"), way("four", None)]
+    how[0]["without"] = "autoscaling is not in them"
     page = page_of(written(tmp_path, "devices", searched(), how_to_run=how))
     own = page[page.index('<section id="how">') : page.index('<section id="points">')]
     assert re.findall(r"<pre[^>]*>(.*?)</pre>", own) == [
@@ -227,6 +235,7 @@ def test_commands_stand_whole_on_the_page_with_what_they_do_not_say(tmp_path: Pa
     assert "E 1, two, on each of 2 servers" in own
     assert "No such order." in own
     assert "E 1: one step ahead." in own
+    assert "Autoscaling is not in them." in own
     assert "How to run" not in page_of(written(tmp_path, "devices", searched()))
 
 

@@ -116,6 +116,8 @@ def _summary(content: str) -> tuple[dict[str, Any], tuple[Limit, ...]]:
         raise ValueError(f"certainty {str(certainty)[:40]!r} is no number")
     for way in summary.get("how_to_run") or ():
         _check(way, WAY_TYPES)
+        # Earlier versions do not say it.
+        _check({"without": "", **way}, {"without": str})
         for command in way["commands"]:
             _check(command, COMMAND_TYPES)
     return summary, tuple(_limit(given) for given in summary.get("limits") or ())

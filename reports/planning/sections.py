@@ -148,7 +148,7 @@ def _how_to_run(plan: Planned) -> list[Section]:
             details.append(Details(f"{each['title']}{of}{placed}", text=each["command"], opened=True))
         for router in dict.fromkeys(each["router"] for each in commands if each["router"]):
             details.append(Details(f"Router in front of the servers{of}", text=router, opened=True))
-        why = [way["why_not"], *(each["why_not"] for each in way["commands"])]
+        why = [way["why_not"], way.get("without", ""), *(each["why_not"] for each in way["commands"])]
         notes += [f"{text[0].upper()}{text[1:]}." for text in why if text]
         notes += [f"{each['title']}: {note}." for each in way["commands"] for note in each["notes"]]
     if len(ways) > MOST_WAYS:

@@ -103,10 +103,10 @@ def engine_flags() -> Mapping[str, EngineFlags]:
 
 
 def how_to_run(point: Point) -> dict[str, Any]:
-    """Returns the commands of a point as summary.json has them: where they run, and a command of each engine,
-    or why no engine runs it."""
+    """Returns the commands of a point as summary.json has them: where they run, what of the point is in none
+    of them, and a command of each engine, or why no engine runs it."""
     strategy, servers = point.case.strategy, point.case.servers
-    shape = {"servers": servers, "ranks": point.case.axes.ranks, "placed": ""}
+    shape = {"servers": servers, "ranks": point.case.axes.ranks, "placed": "", "without": ""}
     if point.bench.fleet:
         why = "no command: servers of a fleet differ; a plan of each group's device by itself has its command"
         return {**shape, "why_not": why, "commands": []}
@@ -123,6 +123,9 @@ def how_to_run(point: Point) -> dict[str, Any]:
             f"on each of {servers:,} servers, with {devices};"
             f" server1 to server{servers} stand for their addresses"
         )
+    if point.case.scaling is not None and any(one.command for one in found):
+        start = "1 server, which stays on" if servers == 1 else f"all {servers:,} servers, which stay on"
+        shape["without"] = f"autoscaling is not in the commands: they start {start}"
     return {**shape, "why_not": "", "commands": [asdict(one) for one in found]}
 
 
@@ -293,7 +296,7 @@ def lines(how: Sequence[Mapping[str, Any]]) -> list[str]:
     way, commands = how[0], how[0]["commands"]
     first = [f"How to run {way['point']}:", *([f"  {way['why_not']}"] if way["why_not"] else [])]
     first += [f"  {each['title']}: {each['command'] or each['why_not']}" for each in commands]
-    around = [way["placed"], *(f"router: {router}" for router in routers(commands))]
+    around = [way["placed"], way["without"], *(f"router: {router}" for router in routers(commands))]
     first += [f"  {text}" for text in around if text]
     first += [f"  note: {each['title']}: {note}" for each in commands for note in each["notes"]]
     more = len(how) - 1
