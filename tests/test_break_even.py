@@ -144,6 +144,37 @@ def test_what_never_changes_is_said_so(tmp_path: Path, monkeypatch: pytest.Monke
     assert answer_of(asked(tmp_path), every) == "a leads everywhere from batch 1 to 5."
 
 
+@pytest.mark.parametrize("after", ["a", "b"])
+def test_values_in_between_at_which_nothing_runs_are_said(
+    after: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing runs from 2.3 to 3.7, but at another place; beyond, the same case leads, or another one."""
+
+    def cases(of: Asked, settings: Any, value: float, *others: Any) -> tuple[Case, ...]:
+        del of, settings, others
+        lines = [("c", 1, 1.0), ("d", 1, 1.0)]
+        if not 2.3 < value < 3.7:
+            first = "a" if value < 3.0 else after
+            lines += [(label, 0, 1.0 + (label != first)) for label in "ab"]
+        return tuple(Case(label, "d", 1, "s", (("context", place),), y, y, y) for label, place, y in lines)
+
+    monkeypatch.setattr(break_even, "_cases", cases)
+    (swept,) = sweep(asked(tmp_path), 1, silent)
+    answer = answer_of(asked(tmp_path), [swept])
+    assert "context 1: c and d are equal everywhere from batch 1 to 5." in answer
+    rows = {row["place"]: row["in_words"] for row in break_even.everywhere_of(asked(tmp_path), [swept])}
+    assert rows.pop("context 1") == "c (equal: d)"
+    if after == "a":
+        assert (
+            "context 0: a leads wherever anything runs from batch 1 to 5; nothing runs at batch 3." in answer
+        )
+        assert rows == {"context 0": "a; nothing runs at batch 3"}
+    else:
+        assert "context 0: a leads up to batch 2.3" in answer
+        assert ", then b; nothing runs at batch 3." in answer
+        assert rows == {}
+
+
 @pytest.mark.parametrize("half", [0.0, 0.5, 50.0])
 def test_equal_cases_are_said_to_be_equal(
     half: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -152,7 +183,7 @@ def test_equal_cases_are_said_to_be_equal(
     drawn(monkeypatch, {"a": lambda x: x, "b": lambda x: x}, half)
     every = sweep(asked(tmp_path), 1, silent)
     assert answer_of(asked(tmp_path), every) == "a and b are equal everywhere from batch 1 to 5."
-    (row,) = break_even.everywhere_of(every)
+    (row,) = break_even.everywhere_of(asked(tmp_path), every)
     assert (row["label"], row["in_words"], row["unsure"]) == ("a", "a (equal: b)", ())
     drawn(monkeypatch, {"a": lambda x: x, "b": lambda x: x, "c": lambda x: x + 0.8}, half)
     sure = "" if half < 0.4 else ", but nowhere for sure"

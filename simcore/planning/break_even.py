@@ -83,13 +83,15 @@ class Equal:
 class First:
     """Who leads at the least value of the field, and the first and last value at which something runs.
     `unsure`: if it leads everywhere, where it does not lead for sure, but for cases that are equal;
-    `equal`: those that lead together at two neighbours of the grid at least."""
+    `equal`: those that lead together at two neighbours of the grid at least; `gaps`: values of the grid in
+    between at which nothing runs."""
 
     label: str
     since: float
     until: float
     unsure: tuple[Stretch, ...] = ()
     equal: tuple[Equal, ...] = ()
+    gaps: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -348,9 +350,12 @@ def _at_place(
     def leading(value: float) -> tuple[str, ...]:
         return _leading(asked, own(value)) if own(value) else ()
 
-    led = _leaders([leading(value) for value in values])
     runs = [value for value in values if own(value)]
-    first = First(led[values.index(runs[0])], runs[0], runs[-1], equal=_equal(runs, leading))
+    gaps = tuple(value for value in values if runs[0] < value < runs[-1] and value not in runs)
+    # The lead may pass across a gap.
+    values = [value for value in values if value not in gaps]
+    led = _leaders([leading(value) for value in values])
+    first = First(led[values.index(runs[0])], runs[0], runs[-1], equal=_equal(runs, leading), gaps=gaps)
     leads = []
     for i, (before, after) in enumerate(pairwise(led)):
         if before and after and before != after:
@@ -477,18 +482,26 @@ def _sentences(asked: Asked, swept: Swept) -> Iterator[str]:
             f" {lead.after}".replace("  ", " ")
             for i, lead in enumerate(leads)
         ]
+        everywhere = "wherever anything runs" if first.gaps else "everywhere"
+        gaps = _gaps(first, field)
         alike = next((one for one in first.equal if one.stretches == EVERYWHERE), None)
         if leads:
-            yield f"{begins}{first.label} leads {' '.join(parts)}."
+            yield f"{begins}{first.label} leads {' '.join(parts)}{gaps}."
         elif alike is None:
-            yield f"{begins}{first.label} leads everywhere from {through}{_not_sure(first)}."
+            yield f"{begins}{first.label} leads {everywhere} from {through}{_not_sure(first)}{gaps}."
         else:
             rivals = {case.label for case in _cases_at(swept, place)} - {*alike.labels}
             lead = f" and lead{_not_sure(first)}" if rivals else ""
-            yield f"{begins}{_and(alike.labels)} are equal everywhere from {through}{lead}."
+            yield f"{begins}{_and(alike.labels)} are equal {everywhere} from {through}{lead}{gaps}."
         for one in first.equal:
             if one is not alike:
                 yield f"{begins}{_and(one.labels)} are equal {_where(one.stretches, field)}."
+
+
+def _gaps(first: First, field: str) -> str:
+    """Returns at which values nothing runs, in words."""
+    at = _and([number(value) for value in first.gaps]) if first.gaps else ""
+    return f"; nothing runs at {field} {at}" if at else ""
 
 
 def _cases_at(swept: Swept, place: str) -> Iterator[Case]:
@@ -582,10 +595,13 @@ def scenarios_of(asked: Asked, every: Sequence[Swept]) -> Iterator[dict[str, Any
             yield from (known[case.base] for own in by_place(cases).values() for case in own)
 
 
-def everywhere_of(every: Sequence[Swept]) -> list[dict[str, Any]]:
+def everywhere_of(asked: Asked, every: Sequence[Swept]) -> list[dict[str, Any]]:
     """Returns who leads at every value, as summary.json has it; with the names of those that are equal."""
     return [
-        {"settings": dict(swept.settings), "place": name, **asdict(first), "in_words": _with_equal(first)}
+        {
+            **{"settings": dict(swept.settings), "place": name, **asdict(first)},
+            "in_words": _with_equal(first) + _gaps(first, short(str(asked.whatif.over))),
+        }
         for swept in every
         for name, first in swept.first.items()
         if all(lead.place != name for lead in swept.leads)

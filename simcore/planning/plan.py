@@ -109,7 +109,7 @@ class Plan:
         return {
             **{"over": over, "field": break_even.short(over), "metric": metric_of(self.asked)},
             **({"metrics": dict(metrics_of(self.asked))} if self.asked.bases else {}),
-            **{"break_even": self.leads, "everywhere": break_even.everywhere_of(self.swept)},
+            **{"break_even": self.leads, "everywhere": break_even.everywhere_of(self.asked, self.swept)},
         }
 
     def provenance(self, command: str, wall_s: float) -> dict[str, Any]:
