@@ -21,9 +21,9 @@ from simcore.devices.in_use import DeviceInUse, chosen_device, not_yet, with_pro
 from simcore.devices.price import STAYS, roofline
 from simcore.devices.profile import Profile
 from simcore.devices.spec import DeviceSpec, Link, check_return
-from simcore.input.errors import parsed
+from simcore.input.errors import FieldFaultError, parsed
 from simcore.input.fields import OneDevice, count
-from simcore.input.files import InputError, is_path, plain, unknown_name
+from simcore.input.files import InputError, is_path, nearest, plain, unknown_name
 from simcore.machine import laws
 from simcore.machine.machine import Overheads
 from simcore.models.decoder import Dtypes, Style
@@ -265,7 +265,7 @@ def _strategies(
     scenario: ServingScenario, *, where: str, group: ServerGroup, memory_bytes: float
 ) -> list[ServingStrategy]:
     """Returns the strategies of a scenario as a group of servers runs them. Raises InputError."""
-    strategies = [_of_servers(strategy, group, f"{where}.strategy") for strategy in scenario.strategies]
+    strategies = [_of_servers(strategy, group, where) for strategy in scenario.strategies]
     try:
         alone = scenario.model_copy(update={"strategies": strategies})
         return list(with_engines(alone, group.one.base, memory_bytes).strategies)
@@ -276,19 +276,34 @@ def _strategies(
 def _of_servers(strategy: ServingStrategy, group: ServerGroup, where: str) -> ServingStrategy:
     """Returns a strategy with the fields that a group of servers has otherwise. Raises InputError."""
     cls: Any = type(strategy)
+    where = f"{where}.strategy"
     given = {} if list(strategy.ranks) == group.ranks else {"ranks": list(group.ranks)}
     for name in group.strategy:
         if name in ("kind", "engine", "ranks") or name not in cls.model_fields:
             allowed = [each for each in cls.model_fields if each not in ("kind", "engine", "ranks")]
-            raise InputError(f"{where}: {unknown_name('field', str(name), allowed)}")
+            says = f"no such field{nearest(str(name), allowed)}"
+            raise FieldFaultError(f"{where}.{plain(name)}: {says}").at(
+                f"{_field(where)}.{name}", unknown=True
+            )
     if not given and not group.strategy:
         return strategy
     own: Any = strategy
     fields = {**own.model_dump(exclude_unset=True), "kind": strategy.kind, **given, **group.strategy}
-    found: ServingStrategy = parsed(cls, fields, where)
+    try:
+        found: ServingStrategy = parsed(cls, fields, where)
+    except FieldFaultError as error:
+        if not error.path:
+            raise
+        told = str(error).replace(f"{where}: ", f"{where}.", 1)
+        raise FieldFaultError(told).at(f"{_field(where)}.{error.path}", unknown=error.unknown) from None
     if count(own) != count(cast(Any, found)):
         raise InputError(f"{where}: makes other variants than strategies; one value of each field is needed")
     return found
+
+
+def _field(where: str) -> str:
+    """Returns the field that a message's beginning ends with."""
+    return where.rpartition(": ")[2]
 
 
 def _assembled(scenario: Scenario, where: str, one: OneDevice, place: Place) -> Parts:

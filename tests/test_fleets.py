@@ -547,6 +547,25 @@ def test_a_worker_elsewhere_makes_the_same_run() -> None:
             {"question": "grid", "vary": {"fleets": [[[h200()], [h100(), {"device": "h20"}]]]}},
             "plan.yaml: fleets[1][1].device: unknown device 'h20'",
         ),
+        (
+            {"question": "grid", "vary": {"fleets.0.1.strategy.token_budgets": [64, 128]}},
+            "plan.yaml: vary: fleets[0][1].strategy.token_budgets: no such field; did you mean",
+        ),
+        (
+            {"question": "grid", "vary": {"fleets.0.1.strategy": [{"token_budget": 64}, {"X": 1}]}},
+            "plan.yaml: vary: fleets[0][1].strategy.X: no such field (allowed: ",
+        ),
+        (
+            {"question": "grid", "vary": {"fleets.0.1.strategy.token_budget": [64, "many"]}},
+            "plan.yaml: vary.fleets.0.1.strategy.token_budget: is 'many'; a whole number is needed",
+        ),
+        (
+            {
+                "question": "grid",
+                "vary": {"fleets.0.1.strategy": [{"token_budget": 64}, {"token_budget": -3}]},
+            },
+            "plan.yaml: vary.fleets.0.1.strategy.token_budget: is -3; it should be",
+        ),
     ],
 )
 def test_what_a_plan_of_a_fleet_cannot_say_is_one_line(tmp_path: Path, more: Document, says: str) -> None:
@@ -583,10 +602,10 @@ BAD: list[tuple[Document, str]] = [
     ({"fleets": [[h200()], [h200()]]}, "fleets: 1 h200-sxm is given twice"),
     (
         {"fleets": [[h200(), h200(strategy={"max_sequence": 1})]]},
-        "fleets[0][1].strategy: unknown field 'max_sequence'; did you",
+        "fleets[0][1].strategy.max_sequence: no such field; did you",
     ),
-    ({"fleets": [[h200(strategy={"ranks": 2})]]}, "strategy: unknown field 'ranks'"),
-    ({"fleets": [[h200(strategy={"max_sequences": 0})]]}, "fleets[0][0].strategy: max_sequences: is 0"),
+    ({"fleets": [[h200(strategy={"ranks": 2})]]}, "strategy.ranks: no such field"),
+    ({"fleets": [[h200(strategy={"max_sequences": 0})]]}, "fleets[0][0].strategy.max_sequences: is 0"),
     ({"fleets": [[h200(strategy={"max_sequences": [1, 2]})]]}, "strategy: makes other variants"),
     ({"device": "h200-sxm"}, "device: cannot be given with fleets"),
     ({"devices": 2}, "devices: cannot be given with fleets"),

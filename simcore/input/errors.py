@@ -30,6 +30,11 @@ class FieldFaultError(InputError):
     path: str = ""
     unknown: bool = False
 
+    def at(self, path: str, *, unknown: bool) -> "FieldFaultError":
+        """Returns itself as a fault of a path."""
+        self.path, self.unknown = path, unknown
+        return self
+
 
 @dataclass(frozen=True, slots=True)
 class _Place:
@@ -72,11 +77,10 @@ def parsed(kind: Any, document: Mapping[Any, Any], where: str, whole: str = "sce
     try:
         return adapter(kind).validate_python(dict(document))
     except ValidationError as error:
-        found = FieldFaultError(f"{where}: {fault(kind, document, error, whole)}")
         first = worst(error)
-        found.path = _walked(kind, document, first["loc"]).path
-        found.unknown = first["type"] == "extra_forbidden"
-        raise found from None
+        found = FieldFaultError(f"{where}: {fault(kind, document, error, whole)}")
+        path = _walked(kind, document, first["loc"]).path
+        raise found.at(path, unknown=first["type"] == "extra_forbidden") from None
 
 
 def _missing(kind: Any, document: Any, error: ValidationError) -> str:
