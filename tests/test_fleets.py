@@ -6,6 +6,7 @@ round robin          each server is a queue of its own:  end_i = max(arrival_i, 
 order of groups      renames servers, nothing else
 """
 
+import pickle
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
@@ -528,6 +529,27 @@ def test_a_worker_elsewhere_makes_the_same_run() -> None:
         gave = remote_runs.make(remote_runs.common(point), remote_runs.piece("a", ask))
         assert (gave.ran, gave.refused) == (simulated(ask), "")
         point.bench.take_over(remote_runs.from_plain(gave.prices))
+
+
+def test_a_fault_that_only_a_worker_meets_has_the_words_of_the_process_that_asks(tmp_path: Path) -> None:
+    """The device of the second fleet is gone when the worker puts it together."""
+    card = tmp_path / "card.yaml"
+    four = {"name": "card", "memory_bytes": 141e9, "hbm_bytes_per_s": 4e12, "flops_per_s": {"bf16": 9e14}}
+    card.write_text(yaml.safe_dump(four))
+    given = fleet(workload=SMALL)
+    given["fleets"] = [[h200()], [h200(), {"device": str(card)}]]
+    scenario: Any = parse_scenario(given, "plan.yaml")
+    point = Benches("plan.yaml", 1).points(scenario)[-1]
+    ask = Ask(point, 0)
+    settle(ask)
+    shared, sent = remote_runs.common(point), pickle.loads(remote_runs.piece("a", ask))
+    card.unlink()
+    with pytest.raises(InputError) as error:
+        Benches("plan.yaml", 1).points(scenario)
+    says = str(error.value)
+    assert says.startswith("plan.yaml: fleets[1][1].device: ")
+    gave = remote_runs.make(shared, pickle.dumps(replace(sent, files={})))
+    assert gave.refused == f"says: {says}"
 
 
 @pytest.mark.parametrize(

@@ -54,12 +54,15 @@ class Devices(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Point:
-    """A case with its bench. `device`: its name for people, or that of its fleet."""
+    """A case with its bench. `device`: its name for people, or that of its fleet; `where`: what its scenario
+    is called in messages; `fleet`: the place of its fleet there."""
 
     bench: Bench
     case: Case
     scenario: ServingScenario
     device: str
+    where: str = "scenario"
+    fleet: int = 0
 
     @property
     def devices(self) -> list[Devices]:
@@ -129,7 +132,7 @@ class Benches:
         """Returns the cases of a scenario, in its order; devices in the order of the list. Raises InputError,
         ModelError."""
         return [
-            Point(bench, case, _single(alone, case), device)
+            Point(bench, case, _single(alone, case), device, self.where, place)
             for place, alone in _by_device(scenario)
             for bench, device in [self._bench(alone, place)]
             for case in cases(bench)
@@ -140,7 +143,7 @@ class Benches:
         scenario = point.scenario.model_copy(update=changes)
         bench = point.bench.of(scenario)
         (case,) = cases(bench)
-        return Point(bench, case, scenario, point.device)
+        return Point(bench, case, scenario, point.device, point.where, point.fleet)
 
     def link_of(self, point: Point) -> str | None:
         """Returns the name of the link between the ranks of a server, None with a single rank, and in a

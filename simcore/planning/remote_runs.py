@@ -56,10 +56,12 @@ class Ended(Exception):  # noqa: N818 - it is no error
 
 @dataclass(frozen=True)
 class Piece:
-    """A run. `plan`: its plan's name; `fields`: of its scenario, all written out; `files`: digests of what
-    its scenario names, by path; `body`: the pickled scenario of the bench, the case and the device's name."""
+    """A run. `plan`: its plan's name; `where`: what its scenario is called in messages; `fields`: of it, all
+    written out; `files`: digests of what it names, by path; `body`: the pickled scenario of the bench, the
+    case and the device's name."""
 
     plan: str
+    where: str
     basis: Mapping[str, str]
     fields: Mapping[str, Any]
     files: Mapping[str, str]
@@ -170,14 +172,15 @@ def common(point: Point) -> bytes:
             for ranks, groups in bench.groups.items()
         }
     )
-    return pickle.dumps((resolved(point.scenario), known))
+    return pickle.dumps((resolved(point.scenario), point.where, point.fleet, known))
 
 
 def piece(plan: str, ask: Ask) -> bytes:
     """Returns a run as it is sent."""
     point, fields = ask.point, resolved(ask.point.scenario)
     body = pickle.dumps((point.bench.scenario, point.case, point.device))
-    return pickle.dumps(Piece(plan, basis(), fields, files_of(fields), body, ask.replica, ask.end))
+    files = files_of(fields)
+    return pickle.dumps(Piece(plan, point.where, basis(), fields, files, body, ask.replica, ask.end))
 
 
 # -- on the other side ---------------------------------------------------------------------------------------
@@ -208,10 +211,10 @@ def make(shared: bytes, sent: bytes) -> Gave:
             return Gave(None, {}, why)
         try:
             # First: a user's own class, which is imported by it, is pickled by its name.
-            parse_scenario(dict(wanted.fields), "scenario")
+            parse_scenario(dict(wanted.fields), wanted.where)
             bench = _bench(shared)
         except (InputError, ModelError) as error:
-            return Gave(None, {}, str(error))
+            return Gave(None, {}, f"says: {error}")
         scenario, case, device = pickle.loads(wanted.body)
         point = Point(bench.of(scenario), case, scenario, device)
         ask = Ask(point, wanted.replica, wanted.end)
@@ -234,8 +237,8 @@ def _bench(shared: bytes) -> Bench:
     """Returns the bench of a common part, with the prices that came with it."""
     name = hashlib.sha256(shared).digest()
     if name not in _benches:
-        fields, known = pickle.loads(shared)
-        parts = assemble(parse_scenario(fields, "scenario"), "scenario")
+        fields, where, fleet, known = pickle.loads(shared)
+        parts = assemble(parse_scenario(fields, where), where, first_fleet=fleet)
         study: Any = parts.study
         bench: Bench = study.bench
         for (place, ranks), groups in from_plain(known).items():
