@@ -132,6 +132,20 @@ def test_searches_for_a_rate_look_where_the_tape_says(kind: str) -> None:
     are_as_written(TAPES / f"highest_{kind}.txt", [line for world in worlds for line in world])
 
 
+@pytest.mark.parametrize("seed", [5048, 5356])
+def test_means_that_lie_on_a_limit_cross_it_there(seed: int) -> None:
+    """By fewer replicas at one end than at the other they may lie below it a second time."""
+    world = World(seed, coarse=True)
+    found, _ = told(
+        highest(
+            world.at, world.begin, world.limits, world.rule, tolerance=0.01, between=RATES, most_times=16
+        ),
+        world,
+    )
+    assert found.holds <= found.likely
+    assert found.likely in found.judged
+
+
 def fewest_of(seed: int) -> Iterator[str]:
     world = World(1000 + seed, coarse=seed % 2 == 1)
     need, bound = 30.0 / (1 + seed % 7), (None, 3, 20)[seed % 3]

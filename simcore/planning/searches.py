@@ -474,6 +474,9 @@ def _crossing(
 
 
 def _on_line(below: float, above: float, shares: Mapping[float, float]) -> float:
+    if below == above:
+        # Means that lie on the limit there lay below it by other replicas.
+        return above
     if shares[above] == inf or shares[below] == -inf:
         return sqrt(below * above)
     way = shares[below] / (shares[below] - shares[above])
