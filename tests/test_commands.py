@@ -298,9 +298,9 @@ def test_commands_say_that_autoscaling_is_not_in_them() -> None:
     rule = {"kind": "open_requests", "target": 4}
     says = "autoscaling is not in the commands: they start"
     several, one = asked_for({}, devices=3, autoscaling=rule), asked_for({}, devices=1, autoscaling=rule)
-    assert f"  {says} all 3 servers, which stay on" in told([{"point": "p", **several}])
-    assert f"  {says} 1 server, which stays on" in told([{"point": "p", **one}])
-    assert not any("autoscaling" in line for line in told([{"point": "p", **asked_for({}, devices=3)}]))
+    assert f"  {says} all 3 servers, which stay on" in lines_of([{"point": "p", **several}])
+    assert f"  {says} 1 server, which stays on" in lines_of([{"point": "p", **one}])
+    assert not any("autoscaling" in line for line in lines_of([{"point": "p", **asked_for({}, devices=3)}]))
 
 
 # -- a plan, and its energy ----------------------------------------------------------------------------------

@@ -1550,7 +1550,7 @@ def test_energy_and_cost_are_of_the_time_for_which_servers_hold_their_devices(tm
             "replicas": 3,
         },
     )
-    always, scaled = plan.found.tried
+    always, scaled = plan.result.tried
     held = [ran.figures["device_hours"] for ran in scaled.judged.runs]
     took = [ran.figures["duration_s"] for ran in scaled.judged.runs]
     on = fmean((a or 0.0) * 3600.0 / (b or 1.0) for a, b in zip(held, took, strict=True))

@@ -136,7 +136,7 @@ def test_searches_for_a_rate_look_where_the_tape_says(kind: str) -> None:
 def test_means_that_lie_on_a_limit_cross_it_there(seed: int) -> None:
     """By fewer replicas at one end than at the other they may lie below it a second time."""
     world = World(seed, coarse=True)
-    found, _ = told(
+    found, _ = result_and_batches(
         highest(
             world.at, world.begin, world.limits, world.rule, tolerance=0.01, between=RATES, most_times=16
         ),
