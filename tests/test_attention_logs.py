@@ -10,16 +10,16 @@ import pytest
 import torch
 from torch import Tensor
 
+from simcore.kernels.decoder.dealt_parts import DealtConfig, dealt_config
 from simcore.kernels.decoder.decode_attention import (
     DecodeConfig,
     decode_attention,
     reference_decode_attention,
 )
-from simcore.kernels.decoder.even_attention import EvenConfig, even_config
 from simcore.kernels.gpu import gpu_of
 from tests.attention_cases import BARS, FP8, Case, Shape, error, make_case, some_lengths, truth_and_logs
+from tests.test_dealt_parts import laid_out as dealt
 from tests.test_documents import ROOT, blocks
-from tests.test_even_attention import laid_out as dealt
 from tests.test_triton_attention import (
     DEVICE,
     GPU_BLOCKS,
@@ -38,7 +38,7 @@ from tests.test_triton_attention import (
 from tests.thorough import first
 
 torch.set_num_threads(1)
-Config = DecodeConfig | EvenConfig | None
+Config = DecodeConfig | DealtConfig | None
 # Scores are sums in fp32, whatever the format of their numbers.
 LOG_BAR = 1e-4
 
@@ -85,11 +85,11 @@ def test_logs_of_the_reference_are_the_truth(seed: int) -> None:
 
 
 @interpreted
-@pytest.mark.parametrize("parts", first(4, [1, 4, 6, 10, 2, 9, 17]))
+@pytest.mark.parametrize("parts", first(4, [1, 8, 9, 6, 2, 10, 17]))
 def test_logs_of_a_head_of_so_many_parts(parts: int) -> None:
-    """Whole, joined to the last of up to four, by several queries at once up to eight, by slices beyond."""
+    """Whole, by several queries at once up to eight, by slices beyond."""
     shape = Shape(kv_heads=1, group=5, head_dim=64, block=16)
-    attended(make_case(shape, [16 * parts - 3], parts, device=DEVICE), dealt(parts, 2))
+    attended(make_case(shape, [16 * parts - 3], parts, device=DEVICE), dealt(99, 2))
 
 
 @pytest.mark.parametrize("config", [laid_out(16, 1), laid_out(16, 3), dealt(5)])
@@ -156,11 +156,10 @@ def test_a_closed_gate_leaves_logs_as_they_were(config: Config) -> None:
 
 
 def gpu_layouts(case: Case) -> list[Config]:
-    """By sequence, and dealt evenly."""
-    q, shape = case.tensors[0], case.shape
-    bytes_each = shape.stored.itemsize
-    even = even_config(kv_heads=shape.kv_heads, head_dim=shape.head_dim, kv_bytes=bytes_each, gpu=gpu_of(q))
-    return [laid_out(32, 1, stages=2), laid_out(32, 7, 2, stages=2), even]
+    """Split alike, and cut by the lengths."""
+    shape, gpu = case.shape, gpu_of(case.tensors[0])
+    parts = dealt_config(head_dim=shape.head_dim, kv_bytes=shape.stored.itemsize, gpu=gpu)
+    return [laid_out(32, 1, stages=2), laid_out(32, 7, 2, stages=2), parts]
 
 
 @pytest.mark.gpu

@@ -488,9 +488,9 @@ def test_another_way_of_ours_has_a_line_of_its_own() -> None:
     best_s = min(row.median_s for row in found.peers if row.median_s)
     rest = replace(
         found.ours,
-        implementation="ours, dealt evenly",
+        implementation="ours, split alike",
         times=replace(found.ours.times, median_s=0.5 * best_s),
     )
     text = cases.summary([replace(found, rest=[rest])])
-    assert text.splitlines()[-1] == f"of peer / dealt evenly 2.000; worst 2.000 at {ANCHORS[0]}"
-    assert "dealt evenly" in "\n".join(cases.table([replace(found, rest=[rest])], 3e12))
+    assert text.splitlines()[-1] == f"of peer / split alike 2.000; worst 2.000 at {ANCHORS[0]}"
+    assert "split alike" in "\n".join(cases.table([replace(found, rest=[rest])], 3e12))

@@ -10,17 +10,17 @@ import pytest
 import torch
 from torch import Tensor
 
+from simcore.kernels.decoder.dealt_parts import DealtConfig
 from simcore.kernels.decoder.decode_attention import (
     decode_attention,
     reference_decode_attention,
     workspace,
 )
-from simcore.kernels.decoder.even_attention import EvenConfig, even_constants, even_workspace
 from simcore.kernels.decoder.speculative_attention import speculative_attention
-from simcore.kernels.decoder.split_kv import MOST_QUERY_TOKENS, cache, one_token
+from simcore.kernels.decoder.split_kv import MOST_QUERY_TOKENS
 from tests.attention_cases import BARS, FP8, Case, Shape, error, make_case, some_lengths, truth_and_logs
 from tests.test_attention_logs import Config, attended, gpu_layouts, joined, near
-from tests.test_even_attention import laid_out as dealt
+from tests.test_dealt_parts import laid_out as dealt
 from tests.test_triton_attention import (
     BLOCKS,
     DEVICE,
@@ -75,18 +75,18 @@ def small_case(seed: int) -> Case:
 def test_query_tokens_of_random_shapes(seed: int) -> None:
     case, random = small_case(seed), Random(f"queries {seed}")
     q, kv_heads = case.tensors[0], case.shape.kv_heads
-    even = dealt(random.choice([1, 2, 3, 5, 7, 12]), random.choice([1, 2, 4]))
+    by_lengths = dealt(random.choice([1, 2, 3, 5, 7, 12]), random.choice([1, 2, 4]))
     split = laid_out(random.choice([16, 32]), random.choice([1, 3, 8]), random.choice([1, 2]))
     expected, logs = truth_and_logs(case)
-    for config, made in ((split, workspace), (even, even_workspace)):
-        out, space = poisoned(case, spare=seed % 2 == 0), made(q, kv_heads, config)
+    for config in (split, by_lengths):
+        out, space = poisoned(case, spare=seed % 2 == 0), workspace(q, kv_heads, config)
         lse = torch.full(logs.shape, math.nan)
         given = decode_attention(*case.tensors, **case.options, out=out, lse=lse, space=space, config=config)
         assert given is out
         check(out, expected)
         assert error(out.flatten(0, 1), expected.flatten(0, 1)) < BARS[out.dtype]
         near(lse, logs)
-        assert as_new(space, made(q, kv_heads, config))
+        assert as_new(space, workspace(q, kv_heads, config))
 
 
 @pytest.mark.parametrize("seed", range(16))
@@ -146,12 +146,8 @@ def test_query_tokens_have_a_default_layout() -> None:
 @pytest.mark.parametrize("parts", first(4, [1, 3, 6, 10, 2, 9]))
 @pytest.mark.parametrize("warps", [1, 4])
 def test_heads_of_so_many_parts(parts: int, warps: int) -> None:
-    """A program of one warp holds no other part beside its own: all parts are summed as many are."""
     case = make_case(Shape(1, 5, 64, block=16), [16 * parts - 3], parts, queries=6, device=DEVICE)
-    config, (q, k, v, lengths) = EvenConfig(16, parts, 1, warps, 2, 1), case.tensors
-    kv = cache(one_token(q), k, v, lengths, case.options["block_table"], (None, None))
-    assert even_constants(q, kv, config)["JOINED"] == (3 if warps == 4 else 0)
-    attended(case, config)
+    attended(case, DealtConfig(16, 99, 1, warps, 2))
 
 
 @pytest.mark.parametrize("config", LAYOUTS)

@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from simcore.kernels.decoder.dealt_parts import DealtConfig
 from simcore.kernels.decoder.decode_attention import (
     DecodeConfig,
     Workspace,
@@ -20,7 +21,6 @@ from simcore.kernels.decoder.decode_attention import (
     reference_decode_attention,
     workspace,
 )
-from simcore.kernels.decoder.even_attention import EvenConfig
 from simcore.kernels.decoder.speculative_attention import (
     Speculation,
     SpeculativeWorkspace,
@@ -114,7 +114,7 @@ def without(away: slice, device: str) -> None:
     q[..., 0] = 1.0
     k[0, :, away, 0] = -math.inf
     expected = torch.nan_to_num(truth(case))
-    for config in (laid_out(16, 1), laid_out(16, 3), EvenConfig(16, 3, 1, 4, 1, 1)):
+    for config in (laid_out(16, 1), laid_out(16, 3), DealtConfig(16, 3, 1, 4, 1)):
         lse = torch.full_like(q[..., 0], math.nan, dtype=torch.float32)
         check(decode_attention(q, k, v, lengths, lse=lse, config=config), expected)
         assert bool(lse[0].isneginf().all()) == (away == slice(0, 50))

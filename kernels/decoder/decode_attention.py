@@ -14,7 +14,6 @@ the same launch makes.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -24,16 +23,18 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from simcore.kernels.decoder.attention import attend
 from simcore.kernels.decoder.checks import check_gate, check_like, check_space, kind
-from simcore.kernels.decoder.even_attention import MOST_SEQUENCES as MOST_DEALT
-from simcore.kernels.decoder.even_attention import (
-    EvenConfig,
-    even_attention_kernel,
-    even_constants,
-    even_shapes,
+from simcore.kernels.decoder.dealt_parts import MOST_SEQUENCES as MOST_DEALT
+from simcore.kernels.decoder.dealt_parts import (
+    DealtConfig,
+    dealt_config,
+    dealt_constants,
+    dealt_part,
+    dealt_shapes,
 )
 from simcore.kernels.decoder.split_kv import (
     BLOCK_BYTES,
     MOST_PARTS,
+    STAGES,
     WARPS,
     Cache,
     Shares,
@@ -120,6 +121,14 @@ class DecodeConfig:
 
 # The limit of a grid's third dimension.
 MOST_SEQUENCES = 65535
+# Sequences of at most so many tokens, and caches of so few bytes, are not worth the search for a part.
+SHORT, SMALL_BYTES = 1536, 64 << 20
+# Stages with which three programs of large blocks share a multiprocessor.
+SHARED_STAGES = 3
+# Compile-time constants that only dealt parts have.
+DEALT_CONSTANTS = (
+    "BATCH", "HEADS", "PORTIONS", "LEAST", "FEW", "FEW_QUERIES", "FEW_SHARES", "FEW_SHARERS"
+)  # fmt: skip
 
 
 def decode_config(
@@ -140,7 +149,9 @@ def decode_config(
     do so until the end if all read equally much: as many splits as fit into one wave, a power of two, because
     sums are made in tiles of powers of two. If a head would be split into more than MOST_PARTS parts, one
     program a multiprocessor with blocks twice as large reads nearly as fast and leaves half as much to sum;
-    two multiprocessors then stay free. (Measured on an H200: validate/measured/.)
+    two multiprocessors then stay free. If there are more pairs of a sequence and a KV head than
+    multiprocessors, large blocks too, three programs a multiprocessor. (Measured on an H200:
+    validate/measured/.)
 
     >>> shape = {"batch": 1, "q_heads": 32, "kv_heads": 8, "head_dim": 128, "kv_bytes": 2}
     >>> print(decode_config(**shape, capacity=8192))
@@ -162,13 +173,17 @@ def decode_config(
         splits, block_bytes = (processors - 2) // pairs, 2 * BLOCK_BYTES
     splits = _few_are_powers(splits)
     row_bytes = padded(head_dim) * kv_bytes
+    depth = STAGES
+    if pairs > processors:
+        # Multiprocessors get unequal numbers of programs: three places each, with large blocks.
+        block_bytes, depth = 2 * BLOCK_BYTES, SHARED_STAGES
     block = max(16, min(128, block_bytes // row_bytes))
     if splits * 2 * block > capacity:
         # Short: one block a program and no further one, and larger blocks if they fit.
         splits = _few_are_powers(capacity // (2 * block))
         block = max(block, min(128, 2 * BLOCK_BYTES // row_bytes))
     slices = 1 << min(4, max(0, splits.bit_length() - 4))
-    depth = depth_that_fits(block * row_bytes, shared_bytes)
+    depth = min(depth, depth_that_fits(block * row_bytes, shared_bytes))
     return DecodeConfig(block, splits, depth, WARPS, slices, chained, max(1, processors // 2))
 
 
@@ -178,8 +193,19 @@ def _few_are_powers(splits: int) -> int:
     return few if splits <= MOST_PARTS + 1 else splits
 
 
-def config_for(q: Tensor, kv: Cache) -> DecodeConfig:
-    """Returns the layout for these tensors on their device."""
+def config_for(q: Tensor, kv: Cache) -> DecodeConfig | DealtConfig:
+    """Returns the layout for these tensors on their device. A single sequence, short ones and small caches
+    are split alike, because finding a part takes a program 1 to 3 us. Others are cut by their lengths."""
+    batch, capacity = len(q), kv.capacity
+    cache_bytes = 2 * batch * capacity * kv.kv_heads * q.shape[-1] * kv.k.element_size()
+    short = capacity <= SHORT or cache_bytes <= SMALL_BYTES
+    if batch == 1 or batch > MOST_DEALT or short:
+        return split_config_for(q, kv)
+    return dealt_config(head_dim=q.shape[-1], kv_bytes=kv.k.element_size(), gpu=gpu_of(q))
+
+
+def split_config_for(q: Tensor, kv: Cache) -> DecodeConfig:
+    """Returns the layout for these tensors that splits all sequences alike."""
     gpu = gpu_of(q)
     return decode_config(
         batch=q.shape[0],
@@ -194,14 +220,16 @@ def config_for(q: Tensor, kv: Cache) -> DecodeConfig:
     )
 
 
-def workspace(q: Tensor, kv_heads: int, config: DecodeConfig) -> Workspace:
+def workspace(q: Tensor, kv_heads: int, config: DecodeConfig | DealtConfig) -> Workspace:
     """Makes a workspace for launches with q [batch, q_heads, d] or [batch, queries, q_heads, d] and this
     layout."""
     return made(q, _shapes(q, kv_heads, config))
 
 
-def _shapes(q: Tensor, kv_heads: int, config: DecodeConfig) -> list[tuple[int, ...]]:
+def _shapes(q: Tensor, kv_heads: int, config: DecodeConfig | DealtConfig) -> list[tuple[int, ...]]:
     """Returns the shapes of the tensors of a workspace; nothing is summed of a single split."""
+    if isinstance(config, DealtConfig):
+        return dealt_shapes(q, kv_heads, config)
     if config.splits == 1:
         return [(0,), (0,)]
     return shapes(q, kv_heads, config.splits, shares_of(q, kv_heads, config).slices)
@@ -229,7 +257,7 @@ def decode_attention(
     out: Tensor | None = None,
     lse: Tensor | None = None,
     space: Workspace | None = None,
-    config: DecodeConfig | EvenConfig | None = None,
+    config: DecodeConfig | DealtConfig | None = None,
 ) -> Tensor:
     """Attends from q [batch, q_heads, d] over each sequence's first lengths [batch] (int32) tokens.
 
@@ -244,7 +272,7 @@ def decode_attention(
     nothing. lse (contiguous fp32, as q without d) is filled with the natural logarithm of sum_j exp(scale q .
     k_j), by which results over several sets of tokens can be joined. space: see Workspace; by default that of
     the stream, so that the call is one launch. config: the layout, by default that of `config_for`; an
-    EvenConfig deals the work evenly to all programs, whatever the lengths. Returns out, as q; it is 0, and
+    DealtConfig cuts sequences into parts by their lengths. Returns out, as q; it is 0, and
     lse -inf, for a query that attends no token or whose tokens all score -inf.
 
     Raises ValueError for tensors that do not fit together.
@@ -267,18 +295,19 @@ def decode_attention(
     _check_lse(lse, q)
     # Without the dimension of one query token.
     q, into = (one, one_token(out)) if tokens == 1 else (q, out)
-    launch = _evenly(q, kv, config) if isinstance(config, EvenConfig) else _by_sequence(q, kv, config)
-    space = space or Workspace(*kept_space(q, launch.shapes))
-    check_space(space, launch.shapes)
+    wanted = _shapes(q, kv.kv_heads, config)
+    space = space or Workspace(*kept_space(q, wanted))
+    check_space(space, wanted)
     windowed = sinks is not None or window is not None
-    launch.kernel[launch.grid](
+    grid, constants = _dealt(q, kv, config) if isinstance(config, DealtConfig) else _split(q, kv, config)
+    _decode_attention_kernel[grid](
         q, k, v, into, lse, lengths, block_table, k_scale, v_scale, gate, *space,
         (q.shape[-1] ** -0.5 if scale is None else scale) * LOG2E,
-        min(sinks or 0, kv.capacity), min(window or 0, kv.capacity), kv.capacity, *launch.numbers,
+        min(sinks or 0, kv.capacity), min(window or 0, kv.capacity), kv.capacity, len(q),
         *_query_strides(q), *_query_strides(into), *kv.strides(),
         QUERY_TOKENS=tokens, BLOCK=config.block, STAGES=stages(config.stages, kv),
         WINDOWED=windowed, SCALED=k_scale is not None, GATED=gate is not None,
-        **launch.constants,
+        **constants,
         **launched(config.warps, config.chained),
     )  # fmt: skip
     return out
@@ -298,37 +327,30 @@ def _check_lse(lse: Tensor | None, q: Tensor) -> None:
         raise ValueError(f"lse has to be contiguous fp32 {list(q.shape[:-1])}, not {kind(lse)}")
 
 
-class _Launch(NamedTuple):
-    """What launches of the two kernels differ in: further `numbers`, compile-time `constants`, and the
-    `shapes` of the workspace."""
-
-    kernel: Any
-    grid: tuple[int, ...]
-    numbers: tuple[int, ...]
-    constants: dict[str, int]
-    shapes: list[tuple[int, ...]]
-
-
-def _by_sequence(q: Tensor, kv: Cache, config: DecodeConfig) -> _Launch:
+def _split(q: Tensor, kv: Cache, config: DecodeConfig) -> tuple[tuple[int, ...], dict[str, int]]:
+    """Returns the grid and the compile-time constants of a launch that splits all sequences alike."""
     constants = sizes(
         q, kv, splits=config.splits, slices=config.slices, warps=config.warps, sharers=config.sharers
     )
-    grid = config.splits, kv.kv_heads, len(q)
-    return _Launch(_decode_attention_kernel, grid, (), constants, _shapes(q, kv.kv_heads, config))
+    unused = {"DEALT": False, **dict.fromkeys(DEALT_CONSTANTS, 0)}
+    return (config.splits, kv.kv_heads, len(q)), {**constants, **unused}
 
 
-def _evenly(q: Tensor, kv: Cache, config: EvenConfig) -> _Launch:
+def _dealt(q: Tensor, kv: Cache, config: DealtConfig) -> tuple[tuple[int, ...], dict[str, int]]:
+    """Returns the grid and the compile-time constants of a launch whose parts are `dealt_parts`."""
     if len(q) > MOST_DEALT:
-        raise ValueError(f"at most {MOST_DEALT} sequences are dealt evenly, not {len(q)}")
-    constants, wanted = even_constants(q, kv, config), even_shapes(q, kv.kv_heads, config)
-    return _Launch(even_attention_kernel, (config.programs,), (len(q),), constants, wanted)
+        raise ValueError(f"at most {MOST_DEALT} sequences are dealt in parts, not {len(q)}")
+    longest = -(-kv.capacity // config.block)
+    pairs = len(q) * kv.kv_heads
+    programs = min(config.programs(pairs), pairs * -(-longest // config.least))
+    return (programs,), {**dealt_constants(q, kv, config), "DEALT": True}
 
 
 @triton.jit
 def _decode_attention_kernel(
     q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, lengths_ptr, table_ptr, k_scale_ptr, v_scale_ptr, gate_ptr,
     partials_ptr, logs_ptr,
-    scale, sinks, window, capacity,
+    scale, sinks, window, capacity, batch,
     stride_q_sequence, stride_q_token, stride_q_head, stride_out_sequence, stride_out_token, stride_out_head,
     stride_k_outer, stride_k_head, stride_v_outer, stride_v_head, stride_table,
     BLOCK: tl.constexpr, STAGES: tl.constexpr,
@@ -337,22 +359,37 @@ def _decode_attention_kernel(
     DIM: tl.constexpr, SPLITS: tl.constexpr,
     SHARES: tl.constexpr, SHARERS: tl.constexpr, QUERIES: tl.constexpr, COLUMNS: tl.constexpr,
     SLICES: tl.constexpr, PARTS: tl.constexpr,
+    DEALT: tl.constexpr, BATCH: tl.constexpr, HEADS: tl.constexpr, PORTIONS: tl.constexpr,
+    LEAST: tl.constexpr,
+    FEW: tl.constexpr, FEW_QUERIES: tl.constexpr, FEW_SHARES: tl.constexpr, FEW_SHARERS: tl.constexpr,
     PAGE: tl.constexpr, K_TOKEN: tl.constexpr, V_TOKEN: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """Grid (splits, kv_heads, batch)."""
+    """Grid (splits, kv_heads, batch), or where DEALT (programs,) with at most SPLITS parts a head."""
     if CHAINED:
         gdc_wait()
         # The next launch may take its places now, and waits there for the end of this launch.
         gdc_launch_dependents()
     if GATED and tl.load(gate_ptr) == 0:
         return
-    split, head, sequence = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    # The windows of all query tokens together.
+    reach = sinks + window + (QUERY_TOKENS - 1)
+    if DEALT:
+        heads = HEADS
+        sequence, head, split, splits = dealt_part(
+            tl.program_id(0), lengths_ptr, batch, reach, capacity,
+            BLOCK, WINDOWED, BATCH, HEADS, PORTIONS, LEAST, SPLITS,
+        )  # fmt: skip
+        if sequence >= batch:
+            return
+    else:
+        split, head, sequence = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+        splits = SPLITS
+        heads = tl.num_programs(1)
     length = tl.minimum(tl.load(lengths_ptr + sequence), capacity)
     attended = length
     turn = length
     if WINDOWED:
-        # The windows of all query tokens together.
-        attended = tl.minimum(length, sinks + window + (QUERY_TOKENS - 1))
+        attended = tl.minimum(length, reach)
         turn = tl.minimum(length, sinks)
     of_head: tl.constexpr = GROUP // QUERY_TOKENS
     q_base = q_ptr + sequence.to(tl.int64) * stride_q_sequence + head * of_head * stride_q_head
@@ -365,7 +402,7 @@ def _decode_attention_kernel(
     if SCALED:
         scale *= tl.load(k_scale_ptr + head)
     top, sums, out = nothing(ROWS, BLOCK, DIM)
-    for start in tl.range(split * BLOCK, attended, SPLITS * BLOCK, num_stages=STAGES):
+    for start in tl.range(split * BLOCK, attended, splits * BLOCK, num_stages=STAGES):
         index = start + tl.arange(0, BLOCK)
         # Past the end the last token is read again, because the memory behind it may hold anything.
         token = tl.minimum(index, attended - 1)
@@ -379,36 +416,68 @@ def _decode_attention_kernel(
     if SCALED:
         out *= tl.load(v_scale_ptr + head)
     out_base = out_ptr + sequence.to(tl.int64) * stride_out_sequence + head * of_head * stride_out_head
-    heads = tl.num_programs(1)
-    if SPLITS == 1:
+    if splits == 1:
         store_queries(
             out, out_base, stride_out_token, stride_out_head, GROUP, QUERY_TOKENS, ROWS, HEAD_DIM, DIM
         )
         queries = tl.arange(0, ROWS)
         write_log(log, lse_ptr, sequence, head, heads, queries, queries < GROUP, GROUP, QUERY_TOKENS)
     else:
-        pair = (sequence * heads + head).to(tl.int64)
-        row = pair * SPLITS * GROUP
+        if DEALT:
+            row = (tl.program_id(0) - split).to(tl.int64) * GROUP
+        else:
+            row = (sequence * heads + head).to(tl.int64) * splits * GROUP
         write_part(
             out, log, partials_ptr, logs_ptr, row + split * GROUP, GROUP, ROWS, HEAD_DIM, DIM, SLICES
         )  # fmt: skip
-        if split >= SPLITS - SHARERS:
-            for share in range(split - (SPLITS - SHARERS), SHARES, SHARERS):
-                query, first_column = share // SLICES * QUERIES, share % SLICES * COLUMNS
-                whole, _, total_log = sum_parts(
-                    partials_ptr, logs_ptr, partials_ptr, None, row, 0, query, first_column, SPLITS,
-                    PARTS, False, GROUP, HEAD_DIM, QUERIES, COLUMNS, SLICES, COLUMNS,
+        if DEALT:
+            if splits <= FEW:
+                _sum_of_head(
+                    partials_ptr, logs_ptr, out_base, lse_ptr, row, split, splits,
+                    tl.minimum(splits, FEW_SHARERS), sequence, head, heads, stride_out_token, stride_out_head,
+                    FEW_SHARES, FEW, FEW_QUERIES, DIM, 1, SLICES, GROUP, QUERY_TOKENS, HEAD_DIM, DIM,
                 )  # fmt: skip
-                queries, columns = places(query, first_column, QUERIES, COLUMNS)
-                tl.store(
-                    out_base
-                    + query_at(queries, stride_out_token, stride_out_head, GROUP, QUERY_TOKENS)
-                    + columns,
-                    whole.to(out_ptr.dtype.element_ty),
-                    mask=(queries < GROUP) & (columns < HEAD_DIM),
-                )
-                there = (queries < GROUP) & (columns == 0)
-                write_log(total_log, lse_ptr, sequence, head, heads, queries, there, GROUP, QUERY_TOKENS)
+            else:
+                _sum_of_head(
+                    partials_ptr, logs_ptr, out_base, lse_ptr, row, split, splits,
+                    tl.minimum(splits, SHARERS), sequence, head, heads, stride_out_token, stride_out_head,
+                    SHARES, PARTS, QUERIES, COLUMNS, SLICES, SLICES, GROUP, QUERY_TOKENS, HEAD_DIM, DIM,
+                )  # fmt: skip
+        else:
+            _sum_of_head(
+                partials_ptr, logs_ptr, out_base, lse_ptr, row, split, splits,
+                SHARERS, sequence, head, heads, stride_out_token, stride_out_head,
+                SHARES, PARTS, QUERIES, COLUMNS, SLICES, SLICES, GROUP, QUERY_TOKENS, HEAD_DIM, DIM,
+            )  # fmt: skip
+
+
+@triton.jit
+def _sum_of_head(
+    partials_ptr, logs_ptr, out_base, lse_ptr, row, split, splits, sharers, sequence, head, heads,
+    stride_out_token, stride_out_head,
+    SHARES: tl.constexpr, PARTS: tl.constexpr, QUERIES: tl.constexpr, COLUMNS: tl.constexpr,
+    SLICES: tl.constexpr, LOG_SLICES: tl.constexpr,
+    GROUP: tl.constexpr, QUERY_TOKENS: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr,
+):  # fmt: skip
+    """Sums the shares of a KV head that fall to one of its last `sharers` programs; its parts begin at `row`.
+    LOG_SLICES: the slices that parts' logs were written for, as many as SLICES or more."""
+    if split >= splits - sharers:
+        for share in range(split - (splits - sharers), SHARES, sharers):
+            query, first_column = share // SLICES * QUERIES, share % SLICES * COLUMNS
+            whole, _, total_log = sum_parts(
+                partials_ptr, logs_ptr, partials_ptr, None, row, 0, query, first_column, splits,
+                PARTS, False, GROUP, HEAD_DIM, QUERIES, COLUMNS, LOG_SLICES, DIM // LOG_SLICES,
+            )  # fmt: skip
+            queries, columns = places(query, first_column, QUERIES, COLUMNS)
+            tl.store(
+                out_base
+                + query_at(queries, stride_out_token, stride_out_head, GROUP, QUERY_TOKENS)
+                + columns,
+                whole.to(out_base.dtype.element_ty),
+                mask=(queries < GROUP) & (columns < HEAD_DIM),
+            )
+            there = (queries < GROUP) & (columns == 0)
+            write_log(total_log, lse_ptr, sequence, head, heads, queries, there, GROUP, QUERY_TOKENS)
 
 
 def reference_decode_attention(

@@ -19,6 +19,7 @@ from torch import Tensor
 from simcore.kernels.decoder import matmul as products
 from simcore.kernels.decoder import split_kv
 from simcore.kernels.decoder.activation import activation, reference_activation
+from simcore.kernels.decoder.dealt_parts import DealtConfig
 from simcore.kernels.decoder.decode_attention import DecodeConfig, config_for, decode_attention, workspace
 from simcore.kernels.decoder.matmul import MatmulConfig, matmul, reference_matmul
 from simcore.kernels.decoder.norm import norm, reference_norm
@@ -81,7 +82,7 @@ class Buffers:
     inner: Tensor
     layouts: Mapping[str, MatmulConfig]
     products: products.Workspace
-    attention_layout: DecodeConfig
+    attention_layout: DecodeConfig | DealtConfig
     attention: split_kv.Workspace
 
 

@@ -29,10 +29,10 @@ from simcore.kernels.decoder.decode_attention import (
     LOG2E,
     MOST_SEQUENCES,
     DecodeConfig,
-    config_for,
     ends_of,
     inputs,
     shares_of,
+    split_config_for,
     tokens_of,
     whole_lengths,
 )
@@ -206,7 +206,7 @@ def speculative_attention(
     check_gate(gate)
     if q.dtype == torch.float64 or not 0 < len(q) <= MOST_SEQUENCES:
         raise ValueError(f"1 to {MOST_SEQUENCES} sequences, and no fp64: this sums in fp32")
-    config = config or config_for(q, kv)
+    config = config or split_config_for(q, kv)
     if workers is None:
         known = isinstance(sinks, int) and isinstance(window, int)
         most = min(int(sinks) + int(window), kv.capacity) if known else 0

@@ -77,8 +77,7 @@ class Workspace(NamedTuple):
 
     int32, EMPTY before a launch and again after it: partials [pairs, splits, group, d] and logs [pairs,
     splits, group, slices copies] hold fp32 results. A pair is a sequence and one of its KV heads; group: see
-    `group_of`; copies: see `write_part`. In `even_attention` there are two parts of each program in place of
-    those of pairs.
+    `group_of`; copies: see `write_part`. Of `dealt_parts` there is a row for each program.
     """
 
     partials: Tensor

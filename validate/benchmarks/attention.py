@@ -13,14 +13,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from simcore.kernels.decoder.dealt_parts import DealtConfig
 from simcore.kernels.decoder.decode_attention import (
     DecodeConfig,
     config_for,
     decode_attention,
     reference_decode_attention,
+    split_config_for,
     workspace,
 )
-from simcore.kernels.decoder.even_attention import EvenConfig, even_config, even_workspace
 from simcore.kernels.decoder.speculative_attention import (
     Speculation,
     early_workers,
@@ -30,8 +31,7 @@ from simcore.kernels.decoder.speculative_attention import (
     speculative_attention,
     speculative_workspace,
 )
-from simcore.kernels.decoder.split_kv import Workspace, cache
-from simcore.kernels.gpu import gpu_of
+from simcore.kernels.decoder.split_kv import Cache, Workspace, cache
 from simcore.kernels.kernel import DTYPES
 from simcore.validate.benchmarks import cases
 from simcore.validate.benchmarks.cases import OURS, OWN, Case, Compared, Row, SpeculativeCase
@@ -118,10 +118,13 @@ def truth_of(case: Case, one: Inputs) -> Tensor:
     return torch.cat(in_float64(reference_decode_attention, case, one))
 
 
-def chosen(one: Inputs) -> DecodeConfig:
+def chosen(one: Inputs) -> DecodeConfig | DealtConfig:
     """Returns the layout that our kernels choose themselves."""
-    table, scales = one.table, (one.k_scale, one.v_scale)
-    return config_for(one.q, cache(one.q, one.k, one.v, one.lengths, table, scales))
+    return config_for(one.q, _cache_of(one))
+
+
+def _cache_of(one: Inputs) -> Cache:
+    return cache(one.q, one.k, one.v, one.lengths, one.table, (one.k_scale, one.v_scale))
 
 
 def own_calls(case: Case, sets: Sequence[Inputs]) -> Candidate:
@@ -130,17 +133,14 @@ def own_calls(case: Case, sets: Sequence[Inputs]) -> Candidate:
     return _laid_out(case, sets, config, workspace(sets[0].q, case.kv_heads, config))
 
 
-def dealt_calls(case: Case, sets: Sequence[Inputs]) -> Candidate:
-    """Returns our kernel with its work dealt evenly to all programs."""
-    q, k = sets[0].q, sets[0].k
-    config = even_config(
-        kv_heads=case.kv_heads, head_dim=case.head_dim, kv_bytes=k.element_size(), gpu=gpu_of(q)
-    )
-    return _laid_out(case, sets, config, even_workspace(q, case.kv_heads, config))
+def alike_calls(case: Case, sets: Sequence[Inputs]) -> Candidate:
+    """Returns our kernel with all sequences split alike."""
+    config = split_config_for(sets[0].q, _cache_of(sets[0]))
+    return _laid_out(case, sets, config, workspace(sets[0].q, case.kv_heads, config))
 
 
 def _laid_out(
-    case: Case, sets: Sequence[Inputs], config: DecodeConfig | EvenConfig, space: Workspace
+    case: Case, sets: Sequence[Inputs], config: DecodeConfig | DealtConfig, space: Workspace
 ) -> Candidate:
     calls = [
         partial(decode_attention, *one[:4], **options(case, one), out=one.out, space=space, config=config)
@@ -155,9 +155,10 @@ def fill_with_nan(*outputs: Tensor) -> None:
         x.fill_(float("nan"))
 
 
-def attention_case(case: Case, bench: Bench, *, beside: bool = True, dealt: bool = False) -> Compared:
+def attention_case(case: Case, bench: Bench, *, beside: bool = True, alike: bool = False) -> Compared:
     """Runs a case of decode attention; `beside`: whether beside the peers; where lengths differ, only
-    beside those that take lengths. `dealt`: whether also with the work dealt evenly."""
+    beside those that take lengths. `alike`: whether also with all sequences split
+    alike."""
     sets = bench.rotated(partial(inputs_of, case), case.read_bytes)
     truths = [truth_of(case, sets[0])]
     truths.append(truth_of(case, sets[-1]) if len(sets) > 1 else truths[0])
@@ -165,8 +166,8 @@ def attention_case(case: Case, bench: Bench, *, beside: bool = True, dealt: bool
     def ways() -> Iterator[Way]:
         # `map` defers the construction to the place that catches its errors.
         yield Way("", map(partial(own_calls, case), [sets]), cases.ERROR_BARS[case.dtype])
-        if dealt:
-            yield Way("dealt evenly", map(partial(dealt_calls, case), [sets]), cases.ERROR_BARS[case.dtype])
+        if alike:
+            yield Way("split alike", map(partial(alike_calls, case), [sets]), cases.ERROR_BARS[case.dtype])
         for peer in bench.peers if beside else ():
             if case.drawn and not peer.ragged:
                 continue
@@ -195,7 +196,7 @@ class Speculating:
 def speculating(of: SpeculativeCase, sets: Sequence[Inputs]) -> Speculating:
     """Returns our speculative kernel with the layout that it chooses itself for decode attention."""
     case, q = of.case, sets[0].q
-    config = chosen(sets[0])
+    config = split_config_for(q, _cache_of(sets[0]))
     workers = early_workers(2 * of.ends, case.context, config)
     into, space = speculation(q), speculative_workspace(q, case.kv_heads, config)
     # On the device, as in a captured step; numbers would add a kernel each.

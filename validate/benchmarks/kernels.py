@@ -2,8 +2,8 @@
 
 anchors      decode attention at shapes of earlier measurements of the public kernels, bf16
 table        the ten shapes of Flash-Decoding's micro-benchmark, fp16
-batches      batches that fill whole waves of programs and such as do not, also dealt evenly to all programs
-ragged       sequences of different lengths, also dealt evenly
+batches      batches that fill whole waves of programs and such as do not, also split alike
+ragged       sequences of different lengths, also split alike
 variants     ours alone: fp16, fp8 cache, pages, sinks and window, other head dimensions
 speculative  attention with an early output from its first and last tokens, against plain decode attention,
              and when a kernel that waits for the early output sees it
@@ -64,8 +64,8 @@ CONVOLUTION, LINEAR = "convolution", "linear_attention"
 PARTS: Sequence[Part] = (
     Benchmark("anchors", cases.ANCHORS, attention.attention_case, bars=cases.anchor_bars, tabled=True),
     Benchmark("table", cases.TABLE, attention.attention_case, bars=cases.table_bars, tabled=True),
-    Benchmark("batches", cases.BATCHES, partial(attention.attention_case, dealt=True), tabled=True),
-    Benchmark("ragged", cases.RAGGED, partial(attention.attention_case, dealt=True), tabled=True),
+    Benchmark("batches", cases.BATCHES, partial(attention.attention_case, alike=True), tabled=True),
+    Benchmark("ragged", cases.RAGGED, partial(attention.attention_case, alike=True), tabled=True),
     Benchmark("variants", cases.VARIANTS, partial(attention.attention_case, beside=False), tabled=True),
     Benchmark(
         "speculative", cases.SPECULATIVE, attention.speculative_case, cases.SPECULATIVE_GOALS, tabled=True

@@ -1,0 +1,167 @@
+"""Sequences of any lengths cut into parts, each found by its program from the lengths on the device.
+
+    blocks of a part   max(least, ceil(sqrt(left T) / K))
+
+`left`: the blocks of its sequence and of those after it, out of all T, of all KV heads. Long sequences make
+up to 2 K parts. (Trapezoid self-scheduling, Tzen and Ni 1993: sizes fall linearly.) The host plans nothing,
+so one captured graph serves all lengths.
+
+GPUs start programs in the order of the grid, each where one has ended. So first parts are long, which makes
+few sums, and last ones short: multiprocessors end at nearly the same time, however the lengths differ and
+whichever of them gets less bandwidth. A sequence's parts are equal, and take its blocks in turn, as in
+`split_kv`. The program of a part reads all lengths, adds up the parts of all sequences, and finds its own
+among them. Programs beyond the last part end at once.
+"""
+
+from dataclasses import dataclass
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from simcore.kernels.decoder.checks import check_powers
+from simcore.kernels.decoder.split_kv import (
+    BLOCK_BYTES,
+    LOADED_AT_ONCE,
+    ONE_BY_ONE,
+    WARPS,
+    Cache,
+    depth_that_fits,
+    group_of,
+    padded,
+    shares,
+    sizes,
+    tile,
+    two_added,
+)
+from simcore.kernels.gpu import Gpu
+
+# Every program holds all lengths: of more sequences than this it would hold too much.
+MOST_SEQUENCES = 1024
+# So many parts or fewer are summed with several queries at once; words of their tile that a warp holds.
+FEW_PARTS, FEW_WORDS = 8, 1024
+# The most parts of a KV head of a sequence.
+MOST_PARTS = 64
+# Tokens of a part at least: shorter ones take longer to begin than to read.
+LEAST_TOKENS = 512
+MOST_WARPS = 8
+# Programs that share a multiprocessor: with so few stages their blocks fit.
+PROGRAMS, STAGES = 3, 3
+
+
+@dataclass(frozen=True, slots=True)
+class DealtConfig:
+    """The layout of a launch: `portions`, K; `least`, the fewest blocks of a part; `most`, the most parts of
+    a head; the rest as in DecodeConfig."""
+
+    block: int
+    portions: int
+    stages: int
+    warps: int
+    slices: int
+    least: int = 1
+    most: int = MOST_PARTS
+    chained: bool = False
+    sharers: int = 64
+
+    def __post_init__(self) -> None:
+        check_powers(self, "block", "slices", "warps")
+        bounds = {"block": 16, "portions": 1, "stages": 1, "least": 1, "most": 1, "sharers": 1}
+        for name, bound in bounds.items():
+            if (value := getattr(self, name)) < bound:
+                raise ValueError(f"{name}: a layout cannot have {value}; it has to be {bound} or more")
+        if self.warps > MOST_WARPS:
+            raise ValueError(f"warps: a layout cannot have {self.warps}; it has to be 1, 2, 4 or 8")
+
+    def __str__(self) -> str:
+        return (
+            f"parts of {self.least} or more blocks of {self.block}, {2 * self.portions} in all,"
+            f" {self.stages} stages, {self.warps} warps, {self.slices} slices{', chained' * self.chained}"
+        )
+
+    def programs(self, pairs: int) -> int:
+        """Returns the most parts of so many pairs of a sequence and a KV head.
+
+        2 K, since the sum of blocks / sqrt(left T) over sequences is below the integral over `left` from 0 to
+        T; one more a pair, since parts are rounded up; and one, since square roots are in fp32."""
+        return min(2 * self.portions + pairs + 1, pairs * self.most)
+
+
+def dealt_config(*, head_dim: int, kv_bytes: int, gpu: Gpu) -> DealtConfig:
+    """Returns the layout for heads of so many columns; `kv_bytes` an element of K and V. (Measured on an
+    H200: docs/measurements/kernels.md.)
+
+    >>> print(dealt_config(head_dim=128, kv_bytes=2, gpu=Gpu()))
+    parts of 8 or more blocks of 64, 792 in all, 3 stages, 4 warps, 4 slices
+    """
+    row_bytes = padded(head_dim) * kv_bytes
+    block = max(16, min(128, 2 * BLOCK_BYTES // row_bytes))
+    return DealtConfig(
+        block=block,
+        portions=PROGRAMS * gpu.processors,
+        stages=min(STAGES, depth_that_fits(block * row_bytes, gpu.shared_bytes)),
+        warps=WARPS,
+        slices=4,
+        least=max(1, LEAST_TOKENS // block),
+        chained=gpu.chained,
+        sharers=max(1, gpu.processors // 2),
+    )
+
+
+def dealt_shapes(q: Tensor, kv_heads: int, config: DealtConfig) -> list[tuple[int, ...]]:
+    """Returns the shapes of the tensors of a workspace: a part of each program, and its logs."""
+    group, d = group_of(q, kv_heads), q.shape[-1]
+    rows = config.programs(len(q) * kv_heads), group
+    slices = shares(group, d, config.most, config.slices, config.warps).slices
+    return [(*rows, d), (*rows, slices * min(LOADED_AT_ONCE.value, padded(d) // slices))]
+
+
+def dealt_constants(q: Tensor, kv: Cache, config: DealtConfig) -> dict[str, int]:
+    """Returns the compile-time constants of the kernel."""
+    result = sizes(
+        q, kv, splits=config.most, slices=config.slices, warps=config.warps, sharers=config.sharers
+    )
+    # Few parts: as many queries in one tile as each warp holds easily.
+    queries = FEW_WORDS * config.warps // (FEW_PARTS * result["DIM"])
+    queries = max(1, min(int(triton.next_power_of_2(result["GROUP"])), queries))
+    few_shares = triton.cdiv(result["GROUP"], queries)
+    return {
+        **result,
+        "BATCH": int(triton.next_power_of_2(len(q))),
+        "HEADS": kv.kv_heads,
+        "PORTIONS": config.portions,
+        "LEAST": config.least,
+        "FEW": tile(FEW_PARTS, queries * result["DIM"], config.warps),
+        "FEW_QUERIES": queries,
+        "FEW_SHARES": few_shares,
+        "FEW_SHARERS": 1 if ONE_BY_ONE else min(few_shares, config.sharers),
+    }
+
+
+@triton.jit
+def dealt_part(
+    program, lengths_ptr, batch, reach, capacity,
+    BLOCK: tl.constexpr, WINDOWED: tl.constexpr, BATCH: tl.constexpr, HEADS: tl.constexpr,
+    PORTIONS: tl.constexpr, LEAST: tl.constexpr, MOST: tl.constexpr,
+):  # fmt: skip
+    """The part of a program: its sequence (`batch` or more if there is none), KV head, number, and how many
+    parts the head has. `reach`: the most tokens that are attended, where WINDOWED. A sequence without tokens
+    has one part."""
+    numbers = tl.arange(0, BATCH)
+    there = numbers < batch
+    attended = tl.maximum(tl.minimum(tl.load(lengths_ptr + numbers, mask=there, other=0), capacity), 0)
+    if WINDOWED:
+        attended = tl.minimum(attended, reach)
+    blocks = tl.cdiv(attended, BLOCK)
+    total = tl.sum(blocks, 0)
+    left = total - tl.cumsum(blocks, 0) + blocks
+    size = tl.sqrt(total.to(tl.float32) * left.to(tl.float32)) * HEADS / PORTIONS
+    size = tl.maximum(tl.ceil(size).to(tl.int32), LEAST)
+    parts = tl.maximum(tl.minimum(tl.cdiv(blocks, size), MOST), 1)
+    parts = tl.where(there, parts, 0)
+    ends = tl.cumsum(parts, 0) * HEADS
+    passed = ends <= program
+    sequence, before = tl.reduce((passed.to(tl.int32), tl.where(passed, parts, 0)), 0, two_added)
+    own = tl.maximum(tl.sum(tl.where(numbers == sequence, parts, 0), 0), 1)
+    number = program - before * HEADS
+    return sequence, number // own, number % own, own

@@ -1,0 +1,339 @@
+"""Attention over sequences that are cut by their lengths, against float64: ragged lengths, few parts of a
+head and many, a workspace used again; and the parts themselves against their formula."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from random import Random
+
+import numpy as np
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+from simcore.kernels.decoder.dealt_parts import (
+    FEW_PARTS,
+    LEAST_TOKENS,
+    MOST_SEQUENCES,
+    DealtConfig,
+    dealt_config,
+    dealt_constants,
+    dealt_part,
+)
+from simcore.kernels.decoder.decode_attention import (
+    SHORT,
+    SMALL_BYTES,
+    DecodeConfig,
+    Workspace,
+    config_for,
+    decode_attention,
+    workspace,
+)
+from simcore.kernels.decoder.split_kv import Cache, cache, padded
+from simcore.kernels.gpu import Gpu, gpu_of
+from tests.attention_cases import BARS, Case, Shape, error, make_case, some_lengths, truth
+from tests.test_triton_attention import (
+    DEVICE,
+    GPU_BLOCKS,
+    GPU_FORMATS,
+    GPU_HEAD_DIMS,
+    HEADS,
+    as_new,
+    check,
+    interpreted,
+    needs_gpu,
+    poisoned,
+    small_case,
+)
+from tests.thorough import first, slow
+
+PAGED = Shape(kv_heads=2, group=5, head_dim=64, block=16)
+
+
+def laid_out(portions: int, slices: int = 1, least: int = 1, most: int = 64) -> DealtConfig:
+    return DealtConfig(block=16, portions=portions, stages=1, warps=4, slices=slices, least=least, most=most)
+
+
+def space_of(case: Case, config: DealtConfig) -> Workspace:
+    return workspace(case.tensors[0], case.shape.kv_heads, config)
+
+
+def attended(case: Case, config: DealtConfig) -> torch.Tensor:
+    """What it gives, checked, with a workspace that it left as new."""
+    out, space = poisoned(case), space_of(case, config)
+    decode_attention(*case.tensors, **case.options, out=out, space=space, config=config)
+    check(out, truth(case))
+    assert as_new(space, space_of(case, config))
+    return out
+
+
+@interpreted
+@pytest.mark.parametrize("seed", first(5, range(48)))
+def test_random_shapes(seed: int) -> None:
+    """Every group, head dimension, format, table and window of the tests of attention."""
+    random = Random(f"dealt {seed}")
+    attended(small_case(seed), laid_out(random.choice([1, 2, 3, 5, 12]), random.choice([1, 2, 4])))
+
+
+@interpreted
+@pytest.mark.parametrize("seed", first(2, range(12)))
+def test_a_head_may_have_many_parts(seed: int) -> None:
+    random = Random(f"many {seed}")
+    shape = Shape(kv_heads=1, group=random.choice([1, 3, 8]), head_dim=random.choice([16, 64, 100]))
+    lengths = random.sample([random.randint(250, 400), 0, random.randint(1, 16), random.randint(17, 60)], 4)
+    attended(make_case(shape, lengths, seed, device=DEVICE), laid_out(99, random.choice([1, 4])))
+
+
+@interpreted
+@pytest.mark.parametrize("parts", first(5, [1, FEW_PARTS, FEW_PARTS + 1, 2, 3, 17]))
+def test_a_head_of_so_many_parts_is_summed(parts: int) -> None:
+    """By several queries at once, up to eight; by slices, beyond."""
+    shape = Shape(kv_heads=1, group=5, head_dim=64, block=16)
+    attended(make_case(shape, [16 * parts - 3], parts, device=DEVICE), laid_out(99, 2))
+
+
+@slow
+@interpreted
+def test_the_number_of_parts_does_not_matter() -> None:
+    case = make_case(PAGED, [70, 0, 3, 41], 1, capacity=96, device=DEVICE)
+    outs = [attended(case, laid_out(portions, least=least)) for portions, least in ((1, 1), (20, 1), (9, 3))]
+    for out in outs[1:]:
+        torch.testing.assert_close(out, outs[0], rtol=1e-5, atol=1e-6)
+
+
+@interpreted
+def test_nobody_has_a_token() -> None:
+    assert not attended(make_case(PAGED, [0, 0], 1, capacity=32, device=DEVICE), laid_out(3)).any()
+
+
+def test_a_workspace_serves_any_lengths() -> None:
+    config = laid_out(20)
+    cases = [
+        make_case(PAGED, lengths, 1, capacity=96, device=DEVICE)
+        for lengths in ([0, 37, 70], [90, 90, 90], [1, 2, 0])
+    ]
+    space = space_of(cases[0], config)
+    for case in (cases[0], *cases):
+        out = poisoned(case)
+        decode_attention(*case.tensors, **case.options, out=out, space=space, config=config)
+        check(out, truth(case))
+        assert as_new(space, space_of(case, config))
+
+
+def test_what_cannot_be_dealt_is_refused() -> None:
+    many = MOST_SEQUENCES + 1
+    q, k = torch.zeros(many, 1, 16), torch.zeros(many, 1, 1, 16)
+    with pytest.raises(
+        ValueError, match=f"at most {MOST_SEQUENCES} sequences are dealt in parts, not {many}"
+    ):
+        decode_attention(q, k, k, torch.zeros(many, dtype=torch.int32), config=laid_out(2))
+    case = make_case(PAGED, [5], 1, capacity=96)
+    with pytest.raises(ValueError, match="made for another shape or layout"):
+        decode_attention(
+            *case.tensors, **case.options, space=space_of(case, laid_out(3, most=5)), config=laid_out(2)
+        )
+    bounds = {"block": 16, "portions": 1, "stages": 1, "least": 1, "most": 1, "sharers": 1}
+    for name, bound in bounds.items():
+        value = bound // 2
+        with pytest.raises(ValueError, match=f"{name}: a layout cannot have {value}"):
+            replace(laid_out(2), **{name: value})
+    with pytest.raises(ValueError, match="warps: a layout cannot have 16; it has to be 1, 2, 4 or 8"):
+        replace(laid_out(2), warps=16)
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2, 8])
+@pytest.mark.parametrize("head_dim", [16, 33, 64, 128, 256])
+def test_the_default_layout_fits_narrow_heads_and_small_gpus(kv_heads: int, head_dim: int) -> None:
+    for shared_bytes in (99 * 1024, 227 * 1024):
+        config = dealt_config(head_dim=head_dim, kv_bytes=2, gpu=Gpu(shared_bytes=shared_bytes))
+        q, k = torch.zeros(1, kv_heads, head_dim), torch.zeros(1, kv_heads, 64, head_dim)
+        lengths = torch.zeros(1, dtype=torch.int32)
+        dealt_constants(q, cache(q, k, k, lengths, None, (None, None)), config)
+        row = padded(head_dim) * 2
+        assert config.stages == 2 or 2 * (config.stages - 1) * config.block * row <= shared_bytes - 8192
+        assert config.least * config.block == LEAST_TOKENS
+
+
+def chosen(batch: int, kv_heads: int, capacity: int) -> DecodeConfig | DealtConfig:
+    """The layout that a launch chooses for bf16 heads of 128 columns."""
+    q = torch.zeros(batch, kv_heads, 128, dtype=torch.bfloat16)
+    k = q.new_zeros(1).expand(batch, kv_heads, capacity, 128)
+    return config_for(q, Cache(k, k, None, None, None))
+
+
+def test_several_long_sequences_are_cut_by_their_lengths() -> None:
+    assert isinstance(chosen(2, 8, 60_000), DealtConfig)
+    assert isinstance(chosen(17, 8, SHORT + 1), DealtConfig)
+    assert isinstance(chosen(MOST_SEQUENCES, 8, 2000), DealtConfig)
+
+
+def test_one_sequence_short_ones_and_small_caches_are_split_alike() -> None:
+    assert isinstance(chosen(1, 8, 100_000), DecodeConfig)
+    assert isinstance(chosen(200, 8, SHORT), DecodeConfig)
+    assert isinstance(chosen(MOST_SEQUENCES + 1, 8, 2000), DecodeConfig)
+    tokens = SMALL_BYTES // (2 * 2 * 128 * 2)
+    assert isinstance(chosen(2, 1, tokens), DecodeConfig)
+    assert isinstance(chosen(2, 1, tokens + 1), DealtConfig)
+
+
+@triton.jit
+def _parts_kernel(
+    into_ptr, lengths_ptr, batch, reach, capacity,
+    BLOCK: tl.constexpr, WINDOWED: tl.constexpr, BATCH: tl.constexpr, HEADS: tl.constexpr,
+    PORTIONS: tl.constexpr, LEAST: tl.constexpr, MOST: tl.constexpr,
+):  # fmt: skip
+    """Writes down the part of each program."""
+    program = tl.program_id(0)
+    sequence, head, number, own = dealt_part(
+        program, lengths_ptr, batch, reach, capacity, BLOCK, WINDOWED, BATCH, HEADS, PORTIONS, LEAST, MOST
+    )
+    tl.store(into_ptr + 4 * program, sequence)
+    tl.store(into_ptr + 4 * program + 1, head)
+    tl.store(into_ptr + 4 * program + 2, number)
+    tl.store(into_ptr + 4 * program + 3, own)
+
+
+def parts_of(
+    lengths: Sequence[int],
+    heads: int,
+    config: DealtConfig,
+    *,
+    capacity: int = 1 << 20,
+    reach: int | None = None,
+) -> list[list[int]]:
+    """Sequence, head, number and count of each part, and the sequence of the program after the last one."""
+    programs = config.programs(len(lengths) * heads) + 1
+    into = torch.full((programs, 4), -1, dtype=torch.int32, device=DEVICE)
+    _parts_kernel[(programs,)](
+        into, torch.tensor(lengths, dtype=torch.int32, device=DEVICE), len(lengths), reach or 0, capacity,
+        BLOCK=config.block, WINDOWED=reach is not None, BATCH=int(triton.next_power_of_2(len(lengths))),
+        HEADS=heads, PORTIONS=config.portions, LEAST=config.least, MOST=config.most,
+    )  # fmt: skip
+    return into.tolist()
+
+
+def cut(blocks: Sequence[int], heads: int, config: DealtConfig) -> list[int]:
+    """The parts of a head of each sequence, in float64."""
+    total, counts = sum(blocks), []
+    for i, own in enumerate(blocks):
+        size = math.ceil(math.sqrt(total * sum(blocks[i:])) * heads / config.portions)
+        counts.append(max(1, min(config.most, -(-own // max(size, config.least)))))
+    return counts
+
+
+@interpreted
+@pytest.mark.parametrize("seed", first(6, range(60)))
+def test_each_part_has_one_program(seed: int) -> None:
+    """Those of a head side by side, heads and sequences in order; programs beyond have none."""
+    random = Random(f"parts {seed}")
+    heads, batch = random.choice([1, 2, 8]), random.randint(1, 6)
+    config = laid_out(random.choice([1, 5, 20]), least=random.choice([1, 2]), most=random.choice([3, 64]))
+    capacity = random.choice([300, 700])
+    reach = random.choice([None, 0, 50, 290])
+    lengths = [random.choice([0, 1, 16, 17, 800, random.randint(0, 700)]) for _ in range(batch)]
+    attended = [min(n, capacity, capacity if reach is None else reach) for n in lengths]
+    counts = cut([-(-n // 16) for n in attended], heads, config)
+    rows = parts_of(lengths, heads, config, capacity=capacity, reach=reach)
+    expected = [
+        [sequence, head, number, count]
+        for sequence, count in enumerate(counts)
+        for head in range(heads)
+        for number in range(count)
+    ]
+    assert rows[: len(expected)] == expected
+    assert len(rows) > len(expected)
+    assert all(row[0] >= batch for row in rows[len(expected) :])
+
+
+def test_there_are_programs_for_all_parts() -> None:
+    """Whatever the lengths, also of many sequences and of one much longer than the others."""
+    worst = 0.0
+    for seed in range(300):
+        random = Random(seed)
+        heads, batch = random.choice([1, 2, 8, 64]), random.choice([1, 3, 30, 300, 1000])
+        config = replace(
+            laid_out(random.choice([1, 7, 396])),
+            least=random.choice([1, 8]),
+            most=random.choice([8, 64, 9999]),
+        )
+        blocks = [random.choice([0, 1, 9, 300, int(random.paretovariate(0.6))]) for _ in range(batch)]
+        parts = heads * sum(cut(blocks, heads, config))
+        assert parts <= config.programs(batch * heads)
+        worst = max(worst, parts / config.programs(batch * heads))
+    assert worst > 0.9
+
+
+def test_parts_get_shorter() -> None:
+    """Of equal sequences the last has the shortest parts; the first no more than a portion."""
+    config = replace(laid_out(396), least=8)
+    blocks = [500] * 64
+    sizes = [500 / count for count in cut(blocks, 8, config)]
+    assert sizes == sorted(sizes, reverse=True)
+    assert sizes[0] <= math.ceil(500 * 64 * 8 / 396)
+    assert sizes[-1] < 0.2 * sizes[0]
+
+
+@pytest.mark.gpu
+@needs_gpu
+@pytest.mark.parametrize("index", range(30))
+def test_on_a_gpu(index: int) -> None:
+    """150 ragged shapes in 30 layouts."""
+    rng = np.random.default_rng([index, 12])
+    (dtype, kv_dtype), (kv_heads, group) = GPU_FORMATS[index % 6], HEADS[index % 10]
+    shape = Shape(
+        kv_heads, group, int(rng.choice([16, *GPU_HEAD_DIMS])), dtype, kv_dtype, int(rng.choice(GPU_BLOCKS))
+    )
+    ends = {"sinks": int(rng.integers(2, 15)), "window": 2 * int(rng.integers(8, 700)) + 1}
+    for _ in range(5):
+        batch = int(2 ** rng.uniform(0, 6.6))
+        capacity = max(256, min(16384, 2**27 // (batch * kv_heads * shape.head_dim)) // 256 * 256)
+        lengths = some_lengths(rng, batch, capacity)
+        case = make_case(
+            shape, lengths, index, capacity=capacity, device=DEVICE, **(ends if index % 4 == 1 else {})
+        )
+        config = dealt_config(
+            head_dim=shape.head_dim, kv_bytes=shape.stored.itemsize, gpu=gpu_of(case.tensors[0])
+        )
+        # Short sequences in many parts too.
+        config = config if index % 2 else replace(config, least=1)
+        out, space = poisoned(case), space_of(case, config)
+        for _ in ("once", "again"):
+            out.fill_(float("nan"))
+            decode_attention(*case.tensors, **case.options, out=out, space=space, config=config)
+            assert error(out, truth(case)) < BARS[out.dtype], (str(shape), lengths)
+            assert as_new(space, space_of(case, config))
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_one_graph_serves_all_lengths() -> None:
+    """By the default layout."""
+    shape = Shape(8, 4, 128, torch.bfloat16)
+    case = make_case(shape, [4000] * 24, 1, capacity=4000, device=DEVICE)
+    out = poisoned(case)
+
+    def attend() -> None:
+        decode_attention(*case.tensors, out=out)
+
+    stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+    with torch.cuda.stream(stream):
+        attend()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph, stream=stream):
+        attend()
+    random = Random(1)
+    for _ in range(20):
+        case.tensors[3].copy_(torch.tensor([random.choice([0, 1, 17, 900, 4000]) for _ in range(24)]))
+        out.fill_(float("nan"))
+        graph.replay()
+        torch.cuda.synchronize()
+        check(out, truth(case))
+
+
+@pytest.mark.gpu
+@needs_gpu
+@pytest.mark.parametrize("head_dim", [16, 32])
+def test_narrow_heads_of_many_parts_on_a_gpu(head_dim: int) -> None:
+    case = make_case(Shape(1, 4, head_dim, torch.bfloat16), [20_000, 3, 900], 1, device=DEVICE)
+    attended(case, dealt_config(head_dim=head_dim, kv_bytes=2, gpu=gpu_of(case.tensors[0])))
