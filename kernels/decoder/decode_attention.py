@@ -150,8 +150,8 @@ def decode_config(
     sums are made in tiles of powers of two. If a head would be split into more than MOST_PARTS parts, one
     program a multiprocessor with blocks twice as large reads nearly as fast and leaves half as much to sum;
     two multiprocessors then stay free. If there are more pairs of a sequence and a KV head than
-    multiprocessors, large blocks too, three programs a multiprocessor. (Measured on an H200:
-    validate/measured/.)
+    multiprocessors, and two programs each would leave the last wave too empty, three with large blocks.
+    (Measured on an H200: validate/measured/.)
 
     >>> shape = {"batch": 1, "q_heads": 32, "kv_heads": 8, "head_dim": 128, "kv_bytes": 2}
     >>> print(decode_config(**shape, capacity=8192))
@@ -174,8 +174,7 @@ def decode_config(
     splits = _few_are_powers(splits)
     row_bytes = padded(head_dim) * kv_bytes
     depth = STAGES
-    if pairs > processors:
-        # Multiprocessors get unequal numbers of programs: three places each, with large blocks.
+    if pairs > processors and _leaves_places(pairs, 2 * processors):
         block_bytes, depth = 2 * BLOCK_BYTES, SHARED_STAGES
     block = max(16, min(128, block_bytes // row_bytes))
     if splits * 2 * block > capacity:
@@ -185,6 +184,16 @@ def decode_config(
     slices = 1 << min(4, max(0, splits.bit_length() - 4))
     depth = min(depth, depth_that_fits(block * row_bytes, shared_bytes))
     return DecodeConfig(block, splits, depth, WARPS, slices, chained, max(1, processors // 2))
+
+
+def _leaves_places(programs: int, places: int) -> bool:
+    """Whether waves of so many places stay empty by a fifth, a single one by a quarter.
+
+    >>> [_leaves_places(programs, 264) for programs in (197, 198, 264, 272, 422, 423)]
+    [True, False, False, True, True, False]
+    """
+    all_places = -(-programs // places) * places
+    return 20 * programs < (15 if programs <= places else 16) * all_places
 
 
 def _few_are_powers(splits: int) -> int:

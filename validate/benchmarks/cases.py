@@ -48,12 +48,14 @@ class Shape(Protocol):
 
 
 Draw = Callable[[Random, int], float]
+# The most tokens of the others beside one long sequence.
+LONGEST_SHORT = 2000
 # Tokens of a sequence where the longest has so many.
 DRAWN: Mapping[str, Draw] = {
     "": lambda random, most: most,
     "uniform": lambda random, most: random.uniform(0.1 * most, most),
     "lognormal": lambda random, most: random.lognormvariate(math.log(most / 6), 0.9),
-    "one long": lambda random, most: random.uniform(200, 2000),
+    "one long": lambda random, most: random.uniform(200, LONGEST_SHORT),
 }
 
 
@@ -211,6 +213,25 @@ RAGGED = (
     Case(16, 8, 2, 32768, drawn="lognormal"),
     Case(32, 32, 8, 65536, drawn="one long"),
 )
+
+# Query and KV heads of models on one or several cards.
+HEADS = ((32, 8), (64, 8), (28, 4), (16, 2), (8, 2), (4, 1))
+# Of K and V of a drawn case: there are two sets of them, and their truth in float64.
+MOST_BYTES = 8 << 30
+
+
+def drawn(seed: int, count: int, *, ragged: bool = False) -> tuple[Case, ...]:
+    """Draws shapes: 1 to 200 sequences of 200 to 150,000 tokens, each log-uniform; `ragged`: 4 sequences or
+    more, of unequal lengths."""
+    random, found = Random(f"{seed} {ragged}"), list[Case]()
+    ways = [way for way in DRAWN if way] if ragged else [""]
+    while len(found) < count:
+        batch = round(math.exp(random.uniform(math.log(4 if ragged else 1), math.log(200))))
+        context = round(math.exp(random.uniform(math.log(200), math.log(150_000))))
+        case = Case(batch, *random.choice(HEADS), context, drawn=random.choice(ways))
+        if case.kv_bytes <= MOST_BYTES and not (case.drawn == "one long" and context < 2 * LONGEST_SHORT):
+            found.append(case)
+    return tuple(found)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,8 @@ anchors      decode attention at shapes of earlier measurements of the public ke
 table        the ten shapes of Flash-Decoding's micro-benchmark, fp16
 batches      batches that fill whole waves of programs and such as do not, also split alike
 ragged       sequences of different lengths, also split alike
+drawn        --count shapes of equal lengths, drawn by --seed, also split alike
+drawn_ragged half as many of unequal lengths
 variants     ours alone: fp16, fp8 cache, pages, sinks and window, other head dimensions
 speculative  attention with an early output from its first and last tokens, against plain decode attention,
              and when a kernel that waits for the early output sees it
@@ -61,11 +63,26 @@ from simcore.validate.timing.allocator import take_memory_in_segments
 MEASURED = Path(__file__).resolve().parents[1] / "measured"
 
 CONVOLUTION, LINEAR = "convolution", "linear_attention"
+# Shapes that are drawn unless the command says otherwise.
+DRAWN_SEED, DRAWN_COUNT = 0, 100
+_BESIDE_ALIKE = partial(attention.attention_case, alike=True)
+
+
+def _drawn(seed: int, count: int) -> tuple[Part, Part]:
+    """Returns the parts whose shapes are drawn."""
+    equal, ragged = cases.drawn(seed, count), cases.drawn(seed, -(-count // 2), ragged=True)
+    return (
+        Benchmark("drawn", equal, _BESIDE_ALIKE, tabled=True),
+        Benchmark("drawn_ragged", ragged, _BESIDE_ALIKE, tabled=True),
+    )
+
+
 PARTS: Sequence[Part] = (
     Benchmark("anchors", cases.ANCHORS, attention.attention_case, bars=cases.anchor_bars, tabled=True),
     Benchmark("table", cases.TABLE, attention.attention_case, bars=cases.table_bars, tabled=True),
-    Benchmark("batches", cases.BATCHES, partial(attention.attention_case, alike=True), tabled=True),
-    Benchmark("ragged", cases.RAGGED, partial(attention.attention_case, alike=True), tabled=True),
+    Benchmark("batches", cases.BATCHES, _BESIDE_ALIKE, tabled=True),
+    Benchmark("ragged", cases.RAGGED, _BESIDE_ALIKE, tabled=True),
+    *_drawn(DRAWN_SEED, DRAWN_COUNT),
     Benchmark("variants", cases.VARIANTS, partial(attention.attention_case, beside=False), tabled=True),
     Benchmark(
         "speculative", cases.SPECULATIVE, attention.speculative_case, cases.SPECULATIVE_GOALS, tabled=True
@@ -102,7 +119,8 @@ def card_of(path: Path | None) -> Card:
 
 def peers_of(parts: Sequence[str], without: Sequence[str]) -> list[Peer]:
     """Returns the installed peers if a part needs them; starts FlashInfer's compilation."""
-    beside = {"anchors": "bf16", "batches": "bf16", "ragged": "bf16", "table": "fp16"}
+    beside = dict.fromkeys(("anchors", "batches", "ragged", "drawn", "drawn_ragged"), "bf16")
+    beside["table"] = "fp16"
     dtypes = sorted({dtype for part, dtype in beside.items() if part in parts})
     peers = present(PEERS, without, say) if dtypes else []
     if any(peer.name == "FlashInfer" for peer in peers):
@@ -110,7 +128,7 @@ def peers_of(parts: Sequence[str], without: Sequence[str]) -> list[Peer]:
     return peers
 
 
-def run_parts(parts: Sequence[str], bench: Bench) -> bool:
+def run_parts(parts: Sequence[Part], bench: Bench) -> bool:
     """Runs all parts in this process; returns whether all of our own kernels were right."""
     born, card = bench.birth, bench.card
     say(f"{born.device}, driver {born.driver}, torch {born.torch}, triton {born.triton}")
@@ -120,12 +138,12 @@ def run_parts(parts: Sequence[str], bench: Bench) -> bool:
     )
     bars = list[Bar]()
     for part in parts:
-        say(f"\n== {part}")
+        say(f"\n== {part.name}")
         try:
-            bars += BY_NAME[part].run(bench)
+            bars += part.run(bench)
         except Exception as error:
-            bench.failed.append(f"part {part}: {one_line(error)}")
-            say(f"part {part} failed: {one_line(error)}")
+            bench.failed.append(f"part {part.name}: {one_line(error)}")
+            say(f"part {part.name} failed: {one_line(error)}")
         free()
     for line in ("", *map(str, bars), *(f"FAILED {line}" for line in bench.failed)):
         say(line)
@@ -153,6 +171,8 @@ def run_apart(parts: Sequence[str], options: Sequence[str], seconds: float) -> b
 
 def main(
     parts: Annotated[str, typer.Option(help="which, in this order")] = ",".join(BY_NAME),
+    seed: Annotated[int, typer.Option(min=0, help="of the shapes that are drawn")] = DRAWN_SEED,
+    count: Annotated[int, typer.Option(min=1, help="how many shapes are drawn")] = DRAWN_COUNT,
     out: Annotated[Path, typer.Option(help="folder of the tables")] = MEASURED,
     quick: Annotated[bool, typer.Option("--quick", help="fewer replays")] = False,
     without: Annotated[
@@ -177,12 +197,15 @@ def main(
     # If each part has its own process, compilation continues beside the parts that do not need it.
     peers = peers_of(asked, left_out)
     if apart is not None:
-        options = ["--out", str(out), *(["--quick"] if quick else [])]
+        options = ["--out", str(out), "--seed", str(seed), "--count", str(count)]
+        options += ["--quick"] if quick else []
         all_right = run_apart(asked, [*options, *(["--without", without] if without else [])], apart)
     else:
         with torch.no_grad():
             found = card_of(card)
-            all_right = run_parts(asked, Bench(found, birth(found), out, quick, peers))
+            parts_of = {**BY_NAME, **{part.name: part for part in _drawn(seed, count)}}
+            bench = Bench(found, birth(found), out, quick, peers)
+            all_right = run_parts([parts_of[name] for name in asked], bench)
     if not all_right:
         raise typer.Exit(BROKEN)
 

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import pad
 
 from simcore.kernels.kernel import DTYPES
 from simcore.validate.benchmarks.cases import Case
@@ -139,10 +140,12 @@ def _flashinfer_candidates(case: Case, sets: Sequence[Inputs]) -> Iterator[Candi
     """Yields its decode wrapper on tensor cores, over a cache of consecutive pages: [pages, page, kv_heads,
     d]. Planned as for a captured graph, and as for one launch."""
     wrapper_of: Any = _flashinfer().BatchDecodeWithPagedKVCacheWrapper
-    rows = [tuple(x.transpose(1, 2).contiguous() for x in (one.k, one.v)) for one in sets]
+    # Whole pages of any size below.
+    more = -case.context % 64
+    rows = [
+        tuple(pad(x, (0, 0, 0, more)).transpose(1, 2).contiguous() for x in (one.k, one.v)) for one in sets
+    ]
     for page, for_graphs in ((16, True), (64, True), (16, False)):
-        if case.context % page:
-            continue
         wrapper = _planned(wrapper_of, case, page, for_graphs)
 
         calls = list[Attend]()
@@ -153,7 +156,7 @@ def _flashinfer_candidates(case: Case, sets: Sequence[Inputs]) -> Iterator[Candi
 
 
 def _planned(wrapper_of: Any, case: Case, page: int, for_graphs: bool) -> Any:
-    each = case.context // page
+    each = -(-case.context // 64) * (64 // page)
     ints: Any = {"dtype": torch.int32, "device": "cuda"}
     pages = [-(-length // page) for length in case.lengths]
     indptr = torch.tensor([0, *accumulate(pages)], **ints)
