@@ -22,6 +22,7 @@ from simcore.kernels.decoder.dealt_parts import (
     dealt_part,
 )
 from simcore.kernels.decoder.decode_attention import (
+    FEW_PAIRS,
     SHORT,
     SMALL_BYTES,
     DecodeConfig,
@@ -172,9 +173,11 @@ def test_one_sequence_short_ones_and_small_caches_are_split_alike() -> None:
     assert isinstance(chosen(1, 8, 100_000), DecodeConfig)
     assert isinstance(chosen(200, 8, SHORT), DecodeConfig)
     assert isinstance(chosen(MOST_SEQUENCES + 1, 8, 2000), DecodeConfig)
-    tokens = SMALL_BYTES // (2 * 2 * 128 * 2)
-    assert isinstance(chosen(2, 1, tokens), DecodeConfig)
-    assert isinstance(chosen(2, 1, tokens + 1), DealtConfig)
+    assert isinstance(chosen(FEW_PAIRS, 1, 100_000), DecodeConfig)
+    assert isinstance(chosen(FEW_PAIRS + 1, 1, 100_000), DealtConfig)
+    tokens = SMALL_BYTES // (16 * 2 * 128 * 2)
+    assert isinstance(chosen(8, 2, tokens), DecodeConfig)
+    assert isinstance(chosen(8, 2, tokens + 1), DealtConfig)
 
 
 @triton.jit

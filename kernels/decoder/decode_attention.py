@@ -121,8 +121,9 @@ class DecodeConfig:
 
 # The limit of a grid's third dimension.
 MOST_SEQUENCES = 65535
-# Sequences of at most so many tokens, and caches of so few bytes, are not worth the search for a part.
-SHORT, SMALL_BYTES = 1536, 64 << 20
+# So few pairs of a sequence and a KV head, sequences of at most so many tokens, and caches of so few bytes
+# are not worth the search for a part.
+FEW_PAIRS, SHORT, SMALL_BYTES = 8, 1536, 64 << 20
 # Stages with which three programs of large blocks share a multiprocessor.
 SHARED_STAGES = 3
 # Compile-time constants that only dealt parts have.
@@ -203,14 +204,24 @@ def _few_are_powers(splits: int) -> int:
 
 
 def config_for(q: Tensor, kv: Cache) -> DecodeConfig | DealtConfig:
-    """Returns the layout for these tensors on their device. A single sequence, short ones and small caches
-    are split alike, because finding a part takes a program 1 to 3 us. Others are cut by their lengths."""
-    batch, capacity = len(q), kv.capacity
-    cache_bytes = 2 * batch * capacity * kv.kv_heads * q.shape[-1] * kv.k.element_size()
-    short = capacity <= SHORT or cache_bytes <= SMALL_BYTES
-    if batch == 1 or batch > MOST_DEALT or short:
+    """Returns the layout for these tensors on their device. A single sequence, few pairs, short sequences and
+    small caches are split alike, because finding a part takes a program 1 to 3 us. Others are cut by their
+    lengths."""
+    pairs, token_bytes = len(q) * kv.kv_heads, 2 * q.shape[-1] * kv.k.element_size()
+    few = len(q) == 1 or pairs <= FEW_PAIRS
+    if few or len(q) > MOST_DEALT or kv.capacity <= most_alike(pairs, token_bytes):
         return split_config_for(q, kv)
     return dealt_config(head_dim=q.shape[-1], kv_bytes=kv.k.element_size(), gpu=gpu_of(q))
+
+
+def most_alike(pairs: int, token_bytes: int) -> int:
+    """Returns the longest capacity up to which many pairs of a sequence and a KV head are split alike;
+    `token_bytes`: of K and V of a KV head.
+
+    >>> most_alike(16, 512), most_alike(17 * 8, 512)
+    (8192, 1536)
+    """
+    return max(SHORT, SMALL_BYTES // (pairs * token_bytes))
 
 
 def split_config_for(q: Tensor, kv: Cache) -> DecodeConfig:
