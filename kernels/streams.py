@@ -100,6 +100,9 @@ def words(device: torch.device, of: str, count: int, value: int) -> Tensor:
         if held is not None:
             buffers.setdefault(OUTGROWN, []).append(held)
         held = buffers[key] = _made(device, 1 << max(0, count - 1).bit_length(), value)
+    if buffers is not _words:
+        # Their memory may come back before the launches that use them have ended: it is of another stream.
+        held.record_stream(torch.cuda.current_stream(device))
     found: Tensor = held
     return found
 

@@ -157,8 +157,8 @@ def test_the_default_layout_fits_narrow_heads_and_small_gpus(kv_heads: int, head
 
 
 def chosen(batch: int, kv_heads: int, capacity: int) -> DecodeConfig | DealtConfig:
-    """The layout that a launch chooses for bf16 heads of 128 columns."""
-    q = torch.zeros(batch, kv_heads, 128, dtype=torch.bfloat16)
+    """The layout that a launch chooses for bf16 heads of 128 columns, four queries to a KV head."""
+    q = torch.zeros(batch, 4 * kv_heads, 128, dtype=torch.bfloat16)
     k = q.new_zeros(1).expand(batch, kv_heads, capacity, 128)
     return config_for(q, Cache(k, k, None, None, None))
 
@@ -178,6 +178,21 @@ def test_one_sequence_short_ones_and_small_caches_are_split_alike() -> None:
     tokens = SMALL_BYTES // (16 * 2 * 128 * 2)
     assert isinstance(chosen(8, 2, tokens), DecodeConfig)
     assert isinstance(chosen(8, 2, tokens + 1), DealtConfig)
+
+
+def test_crowded_multiprocessors_get_large_blocks() -> None:
+    """More pairs than multiprocessors, in waves of two each that are too empty: three with large blocks."""
+    for batch, block, stages in (
+        (16, 64, 4),
+        (17, 64, 3),
+        (25, 32, 4),
+        (33, 32, 4),
+        (34, 64, 3),
+        (72, 64, 3),
+    ):
+        config = chosen(batch, 8, 1152)
+        assert isinstance(config, DecodeConfig)
+        assert (config.splits, config.block, config.stages) == (1, block, stages)
 
 
 @triton.jit

@@ -26,7 +26,7 @@ CPU = torch.device("cpu")
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Any:
     """A GPU's streams in name only: `stream` is current, and in the capture of graph `graph` if that is not
     0."""
-    now = SimpleNamespace(stream=7, graph=0)
+    now = SimpleNamespace(stream=7, graph=0, used=[])
 
     def made(device: torch.device, count: int, value: int) -> torch.Tensor:
         return torch.full((count,), value, dtype=torch.int32, device=device)
@@ -39,6 +39,8 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Any:
         torch.cuda, "current_stream", lambda device: at(device_index=0, cuda_stream=now.stream)
     )
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: now.graph != 0)
+    used = lambda x, stream: now.used.append((x, stream.cuda_stream))  # noqa: E731
+    monkeypatch.setattr(torch.Tensor, "record_stream", used)
     return now
 
 
@@ -83,6 +85,10 @@ def test_graphs_of_one_stream_share_words(gpu: Any) -> None:
         more = words(CPU, "sums", 100, -1)
         assert more is not held
     assert held is not eager
+    # When the buffers go, the memory waits for both streams; what a stream keeps never goes.
+    assert [(x is held, x is more, stream) for x, stream in gpu.used] == [
+        (True, False, 7), (True, False, 9), (False, True, 9)
+    ]  # fmt: skip
     assert [one is held for one in buffers[OUTGROWN]] == [True]
     assert any(one is more for one in buffers.values())
 
@@ -117,6 +123,25 @@ def test_kernels_refuse_tensors_that_ask_for_gradients() -> None:
 
 
 # -- on a GPU ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_words_that_are_still_used_are_not_made_again() -> None:
+    """Their buffers go before the launches have ended: a later user filled the same memory meanwhile, and
+    programs that waited for each other through it waited for ever."""
+    others = []
+    for _ in range(8):
+        with one_stream({}):
+            own = words(torch.device("cuda", 0), "sums", 1 << 12, -1)
+            torch.cuda._sleep(20_000_000)
+            own.fill_(5)
+            del own
+        with one_stream({}):
+            others.append(words(torch.device("cuda", 0), "sums", 1 << 12, -1).clone())
+    torch.cuda.synchronize()
+    assert all(bool((other == -1).all()) for other in others)
+
 
 BATCHES = ((1, 9728), (3, 700), (17, 1152), (1, 1024), (2, 5000))
 

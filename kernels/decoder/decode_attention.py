@@ -13,7 +13,7 @@ the same launch makes.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import triton
@@ -34,7 +34,6 @@ from simcore.kernels.decoder.dealt_parts import (
 from simcore.kernels.decoder.split_kv import (
     BLOCK_BYTES,
     MOST_PARTS,
-    STAGES,
     WARPS,
     Cache,
     Shares,
@@ -150,9 +149,7 @@ def decode_config(
     do so until the end if all read equally much: as many splits as fit into one wave, a power of two, because
     sums are made in tiles of powers of two. If a head would be split into more than MOST_PARTS parts, one
     program a multiprocessor with blocks twice as large reads nearly as fast and leaves half as much to sum;
-    two multiprocessors then stay free. If there are more pairs of a sequence and a KV head than
-    multiprocessors, and two programs each would leave the last wave too empty, three with large blocks.
-    (Measured on an H200: validate/measured/.)
+    two multiprocessors then stay free. (Measured on an H200: validate/measured/.)
 
     >>> shape = {"batch": 1, "q_heads": 32, "kv_heads": 8, "head_dim": 128, "kv_bytes": 2}
     >>> print(decode_config(**shape, capacity=8192))
@@ -174,17 +171,21 @@ def decode_config(
         splits, block_bytes = (processors - 2) // pairs, 2 * BLOCK_BYTES
     splits = _few_are_powers(splits)
     row_bytes = padded(head_dim) * kv_bytes
-    depth = STAGES
-    if pairs > processors and _leaves_places(pairs, 2 * processors):
-        block_bytes, depth = 2 * BLOCK_BYTES, SHARED_STAGES
     block = max(16, min(128, block_bytes // row_bytes))
     if splits * 2 * block > capacity:
         # Short: one block a program and no further one, and larger blocks if they fit.
         splits = _few_are_powers(capacity // (2 * block))
         block = max(block, min(128, 2 * BLOCK_BYTES // row_bytes))
     slices = 1 << min(4, max(0, splits.bit_length() - 4))
-    depth = min(depth, depth_that_fits(block * row_bytes, shared_bytes))
+    depth = depth_that_fits(block * row_bytes, shared_bytes)
     return DecodeConfig(block, splits, depth, WARPS, slices, chained, max(1, processors // 2))
+
+
+def _in_large_blocks(config: DecodeConfig, kv: Cache) -> DecodeConfig:
+    """Returns a layout with which three programs share a multiprocessor: as many places are seldom left."""
+    row_bytes = padded(kv.k.shape[-1]) * kv.k.element_size()
+    block = max(config.block, min(128, 2 * BLOCK_BYTES // row_bytes))
+    return replace(config, block=block, stages=min(config.stages, SHARED_STAGES))
 
 
 def _leaves_places(programs: int, places: int) -> bool:
@@ -210,7 +211,10 @@ def config_for(q: Tensor, kv: Cache) -> DecodeConfig | DealtConfig:
     pairs, token_bytes = len(q) * kv.kv_heads, 2 * q.shape[-1] * kv.k.element_size()
     few = len(q) == 1 or pairs <= FEW_PAIRS
     if few or len(q) > MOST_DEALT or kv.capacity <= most_alike(pairs, token_bytes):
-        return split_config_for(q, kv)
+        alike = split_config_for(q, kv)
+        places = 2 * gpu_of(q).processors
+        crowded = 2 * pairs > places and _leaves_places(pairs, places)
+        return _in_large_blocks(alike, kv) if crowded else alike
     return dealt_config(head_dim=q.shape[-1], kv_bytes=kv.k.element_size(), gpu=gpu_of(q))
 
 
@@ -225,7 +229,8 @@ def most_alike(pairs: int, token_bytes: int) -> int:
 
 
 def split_config_for(q: Tensor, kv: Cache) -> DecodeConfig:
-    """Returns the layout for these tensors that splits all sequences alike."""
+    """Returns the layout for these tensors that splits all sequences alike. Studies run it on a card, because
+    profiles have its times."""
     gpu = gpu_of(q)
     return decode_config(
         batch=q.shape[0],
@@ -572,7 +577,8 @@ def whole_lengths(op: Op, q: Tensor) -> Tensor:
 
 
 def _run(op: Op, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    return decode_attention(q, k, v, whole_lengths(op, q))
+    config = split_config_for(q, Cache(k, v, None, None, None))
+    return decode_attention(q, k, v, whole_lengths(op, q), config=config)
 
 
 def _reference(op: Op, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
