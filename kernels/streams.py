@@ -85,8 +85,8 @@ def words(device: torch.device, of: str, count: int, value: int) -> Tensor:
     """Returns int32 words, `count` or more, that the launches of the current stream share: `value` before the
     first of them, and as it was after each, where it matters. They are made where there are none, or too few,
     and stay as long as the process, or as the buffers of `one_stream`. A captured graph has its own, since
-    graphs of one stream may be replayed on several, unless `one_stream` rules that out. `of`: what they are
-    for, always with the same value."""
+    graphs of one stream may be replayed on several, unless `one_stream` rules that out: replays inside are on
+    streams that asked for the words. `of`: what they are for, always with the same value."""
     buffers: Buffers | None = _of_stream.get()
     place: Hashable = device
     if buffers is None:

@@ -294,8 +294,8 @@ def _of_servers(strategy: ServingStrategy, group: ServerGroup, where: str) -> Se
     except FieldFaultError as error:
         if not error.path:
             raise
-        told = str(error).replace(f"{where}: ", f"{where}.", 1)
-        raise FieldFaultError(told).at(f"{_field(where)}.{error.path}", unknown=error.unknown) from None
+        message = str(error).replace(f"{where}: ", f"{where}.", 1)
+        raise FieldFaultError(message).at(f"{_field(where)}.{error.path}", unknown=error.unknown) from None
     if count(own) != count(cast(Any, found)):
         raise InputError(f"{where}: makes other variants than strategies; one value of each field is needed")
     return found

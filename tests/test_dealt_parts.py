@@ -13,9 +13,9 @@ import triton
 import triton.language as tl
 
 from simcore.kernels.decoder.dealt_parts import (
-    FEW_PARTS,
+    FEW,
     LEAST_TOKENS,
-    MOST_SEQUENCES,
+    MOST_DEALT,
     DealtConfig,
     dealt_config,
     dealt_constants,
@@ -87,7 +87,7 @@ def test_a_head_may_have_many_parts(seed: int) -> None:
 
 
 @interpreted
-@pytest.mark.parametrize("parts", first(5, [1, FEW_PARTS, FEW_PARTS + 1, 2, 3, 17]))
+@pytest.mark.parametrize("parts", first(5, [1, FEW, FEW + 1, 2, 3, 17]))
 def test_a_head_of_so_many_parts_is_summed(parts: int) -> None:
     """By several queries at once, up to eight; by slices, beyond."""
     shape = Shape(kv_heads=1, group=5, head_dim=64, block=16)
@@ -123,11 +123,9 @@ def test_a_workspace_serves_any_lengths() -> None:
 
 
 def test_what_cannot_be_dealt_is_refused() -> None:
-    many = MOST_SEQUENCES + 1
+    many = MOST_DEALT + 1
     q, k = torch.zeros(many, 1, 16), torch.zeros(many, 1, 1, 16)
-    with pytest.raises(
-        ValueError, match=f"at most {MOST_SEQUENCES} sequences are dealt in parts, not {many}"
-    ):
+    with pytest.raises(ValueError, match=f"at most {MOST_DEALT} sequences are dealt in parts, not {many}"):
         decode_attention(q, k, k, torch.zeros(many, dtype=torch.int32), config=laid_out(2))
     case = make_case(PAGED, [5], 1, capacity=96)
     with pytest.raises(ValueError, match="made for another shape or layout"):
@@ -166,13 +164,13 @@ def chosen(batch: int, kv_heads: int, capacity: int) -> DecodeConfig | DealtConf
 def test_several_long_sequences_are_cut_by_their_lengths() -> None:
     assert isinstance(chosen(2, 8, 60_000), DealtConfig)
     assert isinstance(chosen(17, 8, SHORT + 1), DealtConfig)
-    assert isinstance(chosen(MOST_SEQUENCES, 8, 2000), DealtConfig)
+    assert isinstance(chosen(MOST_DEALT, 8, 2000), DealtConfig)
 
 
 def test_one_sequence_short_ones_and_small_caches_are_split_alike() -> None:
     assert isinstance(chosen(1, 8, 100_000), DecodeConfig)
     assert isinstance(chosen(200, 8, SHORT), DecodeConfig)
-    assert isinstance(chosen(MOST_SEQUENCES + 1, 8, 2000), DecodeConfig)
+    assert isinstance(chosen(MOST_DEALT + 1, 8, 2000), DecodeConfig)
     assert isinstance(chosen(FEW_PAIRS, 1, 100_000), DecodeConfig)
     assert isinstance(chosen(FEW_PAIRS + 1, 1, 100_000), DealtConfig)
     tokens = SMALL_BYTES // (16 * 2 * 128 * 2)

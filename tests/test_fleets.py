@@ -488,8 +488,12 @@ def test_a_grid_of_fleets_sums_costs_and_power_over_groups(
         question="grid",
         vary={"fleets.0.1.servers": [1, 3]},
         objective=["lowest_cost", "lowest_latency"],
+        constraints={"server_starts": 0, "mean_servers": 100},
         cost_per_hour={"h200-sxm": 3.5, "h100-sxm": 2.0},
     )
+    # All servers run all the time.
+    assert [one.judged.mean("mean_servers") for one in plan.result.tried] == [2.0, 4.0]
+    assert [line["verdict"] for line in plan.lines] == ["holds", "holds"]
     lines = {line["devices"]: line for line in plan.lines}
     assert {n: line["cost_per_hour"] for n, line in lines.items()} == {2: 5.5, 4: 9.5}
     assert [line["servers"] for line in lines.values()] == [2, 4]

@@ -16,7 +16,7 @@ from simcore import cli
 from tests.as_written import are_as_written
 
 KNOWN = Path(__file__).parent / "data" / "schemas"
-TOLD = {
+SHOWN = {
     "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "minLength", "maxLength", "minItems",
     "maxItems", "default", "const", "enum", "pattern", "required",
 }  # fmt: skip
@@ -29,7 +29,7 @@ def facts(schema: Any, path: str = "") -> Iterator[str]:
             yield from facts(part, path)
     if not isinstance(schema, dict):
         return
-    own = {name: schema[name] for name in sorted(TOLD & schema.keys()) if not path.endswith(".properties")}
+    own = {name: schema[name] for name in sorted(SHOWN & schema.keys()) if not path.endswith(".properties")}
     if own:
         yield path.replace(".$defs", "").replace(".properties", "").strip(".") + " " + json.dumps(own)
     for name, part in schema.items():

@@ -23,8 +23,8 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from simcore.kernels.decoder.attention import attend
 from simcore.kernels.decoder.checks import check_gate, check_like, check_space, kind
-from simcore.kernels.decoder.dealt_parts import MOST_SEQUENCES as MOST_DEALT
 from simcore.kernels.decoder.dealt_parts import (
+    MOST_DEALT,
     DealtConfig,
     dealt_config,
     dealt_constants,
@@ -42,9 +42,11 @@ from simcore.kernels.decoder.split_kv import (
     cache,
     cache_of,
     check_rows,
+    depth_beside_others,
     depth_that_fits,
     group_of,
     kept_space,
+    large_block,
     launched,
     load_queries,
     made,
@@ -123,8 +125,6 @@ MOST_SEQUENCES = 65535
 # So few pairs of a sequence and a KV head, sequences of at most so many tokens, and caches of so few bytes
 # are not worth the search for a part.
 FEW_PAIRS, SHORT, SMALL_BYTES = 8, 1536, 64 << 20
-# Stages with which three programs of large blocks share a multiprocessor.
-SHARED_STAGES = 3
 # Compile-time constants that only dealt parts have.
 DEALT_CONSTANTS = (
     "BATCH", "HEADS", "PORTIONS", "LEAST", "FEW", "FEW_QUERIES", "FEW_SHARES", "FEW_SHARERS"
@@ -175,7 +175,7 @@ def decode_config(
     if splits * 2 * block > capacity:
         # Short: one block a program and no further one, and larger blocks if they fit.
         splits = _few_are_powers(capacity // (2 * block))
-        block = max(block, min(128, 2 * BLOCK_BYTES // row_bytes))
+        block = max(block, large_block(head_dim, kv_bytes))
     slices = 1 << min(4, max(0, splits.bit_length() - 4))
     depth = depth_that_fits(block * row_bytes, shared_bytes)
     return DecodeConfig(block, splits, depth, WARPS, slices, chained, max(1, processors // 2))
@@ -183,19 +183,20 @@ def decode_config(
 
 def _in_large_blocks(config: DecodeConfig, kv: Cache) -> DecodeConfig:
     """Returns a layout with which three programs share a multiprocessor: as many places are seldom left."""
-    row_bytes = padded(kv.k.shape[-1]) * kv.k.element_size()
-    block = max(config.block, min(128, 2 * BLOCK_BYTES // row_bytes))
-    return replace(config, block=block, stages=min(config.stages, SHARED_STAGES))
+    head_dim, kv_bytes = kv.k.shape[-1], kv.k.element_size()
+    block = large_block(head_dim, kv_bytes)
+    stages = depth_beside_others(block, head_dim, kv_bytes, gpu_of(kv.k).shared_bytes)
+    return replace(config, block=block, stages=stages)
 
 
-def _leaves_places(programs: int, places: int) -> bool:
-    """Whether waves of so many places stay empty by a fifth, a single one by a quarter.
+def _leaves_places(programs: int, resident: int) -> bool:
+    """Whether waves of so many resident programs stay empty by a fifth, a single one by a quarter.
 
     >>> [_leaves_places(programs, 264) for programs in (197, 198, 264, 272, 422, 423)]
     [True, False, False, True, True, False]
     """
-    all_places = -(-programs // places) * places
-    return 20 * programs < (15 if programs <= places else 16) * all_places
+    whole_waves = -(-programs // resident) * resident
+    return 20 * programs < (15 if programs <= resident else 16) * whole_waves
 
 
 def _few_are_powers(splits: int) -> int:
@@ -210,19 +211,19 @@ def config_for(q: Tensor, kv: Cache) -> DecodeConfig | DealtConfig:
     lengths."""
     pairs, token_bytes = len(q) * kv.kv_heads, 2 * q.shape[-1] * kv.k.element_size()
     few = len(q) == 1 or pairs <= FEW_PAIRS
-    if few or len(q) > MOST_DEALT or kv.capacity <= most_alike(pairs, token_bytes):
-        alike = split_config_for(q, kv)
-        places = 2 * gpu_of(q).processors
-        crowded = 2 * pairs > places and _leaves_places(pairs, places)
-        return _in_large_blocks(alike, kv) if crowded else alike
+    if few or len(q) > MOST_DEALT or kv.capacity <= longest_split(pairs, token_bytes):
+        config = split_config_for(q, kv)
+        resident = 2 * gpu_of(q).processors
+        crowded = 2 * pairs > resident and _leaves_places(pairs, resident)
+        return _in_large_blocks(config, kv) if crowded else config
     return dealt_config(head_dim=q.shape[-1], kv_bytes=kv.k.element_size(), gpu=gpu_of(q))
 
 
-def most_alike(pairs: int, token_bytes: int) -> int:
+def longest_split(pairs: int, token_bytes: int) -> int:
     """Returns the longest capacity up to which many pairs of a sequence and a KV head are split alike;
     `token_bytes`: of K and V of a KV head.
 
-    >>> most_alike(16, 512), most_alike(17 * 8, 512)
+    >>> longest_split(16, 512), longest_split(17 * 8, 512)
     (8192, 1536)
     """
     return max(SHORT, SMALL_BYTES // (pairs * token_bytes))
@@ -296,9 +297,9 @@ def decode_attention(
     and last `window` tokens are attended. gate (int32 [1]): if it is 0 on the device, the launch does
     nothing. lse (contiguous fp32, as q without d) is filled with the natural logarithm of sum_j exp(scale q .
     k_j), by which results over several sets of tokens can be joined. space: see Workspace; by default that of
-    the stream, so that the call is one launch. config: the layout, by default that of `config_for`; an
-    DealtConfig cuts sequences into parts by their lengths. Returns out, as q; it is 0, and
-    lse -inf, for a query that attends no token or whose tokens all score -inf.
+    the stream, so that the call is one launch. config: the layout, by default that of `config_for`; a
+    DealtConfig cuts sequences into parts by their lengths. Returns out, as q; it is 0, and lse -inf, for a
+    query that attends no token or whose tokens all score -inf.
 
     Raises ValueError for tensors that do not fit together.
     """

@@ -19,8 +19,12 @@ from torch import Tensor
 from simcore.kernels.decoder import matmul as products
 from simcore.kernels.decoder import split_kv
 from simcore.kernels.decoder.activation import activation, reference_activation
-from simcore.kernels.decoder.dealt_parts import DealtConfig
-from simcore.kernels.decoder.decode_attention import DecodeConfig, config_for, decode_attention, workspace
+from simcore.kernels.decoder.decode_attention import (
+    DecodeConfig,
+    decode_attention,
+    split_config_for,
+    workspace,
+)
 from simcore.kernels.decoder.matmul import MatmulConfig, matmul, reference_matmul
 from simcore.kernels.decoder.norm import norm, reference_norm
 from simcore.kernels.decoder.rotary import angles, reference_rotary_append, rotary_append
@@ -82,7 +86,7 @@ class Buffers:
     inner: Tensor
     layouts: Mapping[str, MatmulConfig]
     products: products.Workspace
-    attention_layout: DecodeConfig | DealtConfig
+    attention_layout: DecodeConfig
     attention: split_kv.Workspace
 
 
@@ -112,7 +116,8 @@ def layer_buffers(
     launches = [(batch, weight.shape[1], layouts[name]) for name, weight in matrices.items()]
     q = room(batch, q_heads, d)
     cos, sin = angles(torch.arange(kv.capacity, device=device), d, torch.float32)
-    layout = config_for(q, kv)
+    # Speculation takes no other.
+    layout = split_config_for(q, kv)
     return Buffers(
         x=room(batch, hidden),
         lengths=lengths,

@@ -18,7 +18,7 @@ from simcore.reports.planning.axes import COST, PLACE, WAY, Axis, Laid
 from simcore.reports.planning.points import Limit
 from simcore.reports.text import NOTHING, counted, in_figure, known, recorded
 
-LOG_FROM, LOG_METRIC_FROM, SIZE, TOLD = 3.0, 10.0, 13, 4
+LOG_FROM, LOG_METRIC_FROM, SIZE, NAMED = 3.0, 10.0, 13, 4
 # A bar of an interval reaches beyond the highest value by this factor at most, and never below the axis.
 REACH = 1.35
 SAYS: Mapping[str, str] = {"holds": "holds", "unsure": "not sure", "fails": "fails"}
@@ -218,8 +218,8 @@ def _stacked(
         if len(own) == 1
         else by_text(
             in_figure(f"{x.text(place[0])}, {y.text(place[1])}: {counted(len(own), 'point')}"),
-            *(in_figure(row[PLACE]) for row in own[:TOLD]),
-            f"and {len(own) - TOLD} more" if len(own) > TOLD else "",
+            *(in_figure(row[PLACE]) for row in own[:NAMED]),
+            f"and {len(own) - NAMED} more" if len(own) > NAMED else "",
         )
         for place, own in stacks.items()
     ]

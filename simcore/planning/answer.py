@@ -12,6 +12,8 @@ from simcore.planning.questions import (
     joules_per_token,
     objectives,
     offered_tokens_per_s,
+    share_on,
+    tokens_per_s_held,
 )
 from simcore.planning.searches import Judged
 from simcore.planning.whatif import Asked
@@ -255,9 +257,14 @@ def _prices(asked: Asked, result: PlanResult, i: int) -> str:
 
 
 def cost_per_million(one: Tried) -> float | None:
-    """Returns the cost of a million output tokens at the rate that comes, or None."""
-    rate = offered_tokens_per_s(one) or one.judged.mean("output_throughput_tokens_per_s")
-    return None if one.cost_per_hour is None or not rate else one.cost_per_hour / (rate * 3600.0) * 1e6
+    """Returns the cost of a million output tokens at the rate that comes, or None; with autoscaling of those
+    of whole runs."""
+    if one.point.case.scaling is None:
+        rate, share = offered_tokens_per_s(one) or one.judged.mean("output_throughput_tokens_per_s"), 1.0
+    else:
+        rate, share = tokens_per_s_held(one.judged), share_on(one.judged)
+    cost = one.cost_per_hour
+    return None if cost is None or not rate else cost / share / (rate * 3600.0) * 1e6
 
 
 def _joined(sentences: Sequence[str]) -> str:

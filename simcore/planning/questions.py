@@ -140,12 +140,25 @@ def joules_per_token(one: Tried) -> float | None:
     devices * time for which servers hold them / tokens. Hosts and cooling are not in it. None where a
     device's power is unknown.
 
-    Where a point holds, what is asked for comes out; else the tokens that were measured count.
+    Where a point holds, what is asked for comes out; else the tokens that were measured count, and those of
+    whole runs with autoscaling.
     """
     power_w = _power_w(one.point)
-    measured = one.judged.mean("output_throughput_tokens_per_s")
-    rate = (offered_tokens_per_s(one) if one.judged.holds else None) or measured
-    return None if power_w is None or not rate else power_w * share_on(one.judged) / rate
+    if one.point.case.scaling is not None:
+        rate = tokens_per_s_held(one.judged)
+    else:
+        measured = one.judged.mean("output_throughput_tokens_per_s")
+        rate = (offered_tokens_per_s(one) if one.judged.holds else None) or measured
+    return None if power_w is None or not rate else power_w / rate
+
+
+def tokens_per_s_held(judged: Judged) -> float | None:
+    """Returns the output tokens of the runs of a point with autoscaling over the time for which its servers
+    held their devices, times the number of servers: 1/s, as if all had been held for that time. None where no
+    run came to its end."""
+    case = judged.point.case
+    held_s, done = sum(judged.values("server_s")), sum(judged.values("completed"))
+    return done * case.axes.output_tokens * case.servers / held_s if held_s and done else None
 
 
 def share_on(judged: Judged) -> float:

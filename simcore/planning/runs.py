@@ -191,9 +191,12 @@ def simulated(ask: Ask) -> Ran:
 
 def _of_all_servers(bench: Bench, case: Case, result: Result) -> Mapping[str, Figure]:
     """Returns what a run takes of devices that all run all the time, by the names that autoscaling has."""
-    if bench.fleet or case.scaling is not None:
+    if case.scaling is not None:
         return {}
-    return held(Fleet.fixed(case.servers), *result.served.window_s, case.ranks)
+    parts = [part for _, part in bench.parts(case)]
+    figures = held(Fleet.fixed(sum(part.servers for part in parts)), *result.served.window_s, parts[0].ranks)
+    # Servers of a fleet may differ in their devices.
+    return {name: each for name, each in figures.items() if not (bench.fleet and name == "device_hours")}
 
 
 def _further(result: Result, window: Window, tenants: Iterable[str]) -> dict[str, float | None]:

@@ -393,10 +393,10 @@ class Asked:
         document = copy.deepcopy(based.document)
         for name, value in sorted(settings.items(), key=lambda setting: setting[1] == NONE):
             for path in self.paths(name, base):
-                told, (place, _, last) = f"{based.where}: vary: {name}", path.rpartition(".")
-                put(document, path, copy.deepcopy(value), told)
+                setting, (place, _, last) = f"{based.where}: vary: {name}", path.rpartition(".")
+                put(document, path, copy.deepcopy(value), setting)
                 if last in TAGS and value == NONE:
-                    put(document, place, {last: value}, told)
+                    put(document, place, {last: value}, setting)
         return document
 
     def settings(self, seed: int) -> Iterator[dict[str, Any]]:

@@ -258,7 +258,7 @@ def _at(standings: Iterable[Standing], load: tuple[float, ...]) -> Standing | No
 
 
 # Most devices behind the best that are named.
-TOLD = 3
+NAMED = 3
 # Ranks that differ by less than this share count as equal.
 SAME = 0.005
 
@@ -272,8 +272,8 @@ def _ranked(group: Sequence[tuple[str, Standing]]) -> str:
         return text
     verdict = "is hardly better than the next" if _as_good(best, others[0][1]) else "is best"
     verdict = verdict if best.enough else "is nearest to what is promised, which none keeps"
-    behind = ", ".join(f"{other} {one.figure}{_slower(best, one)}" for other, one in others[:TOLD])
-    behind += f", and {len(others) - TOLD} more are behind these" if len(others) > TOLD else ""
+    behind = ", ".join(f"{other} {one.figure}{_slower(best, one)}" for other, one in others[:NAMED])
+    behind += f", and {len(others) - NAMED} more are behind these" if len(others) > NAMED else ""
     return f"{name} {verdict}: it {best.figure} ({best.label}), {behind}"
 
 

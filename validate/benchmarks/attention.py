@@ -133,7 +133,7 @@ def own_calls(case: Case, sets: Sequence[Inputs]) -> Candidate:
     return _laid_out(case, sets, config, workspace(sets[0].q, case.kv_heads, config))
 
 
-def alike_calls(case: Case, sets: Sequence[Inputs]) -> Candidate:
+def split_calls(case: Case, sets: Sequence[Inputs]) -> Candidate:
     """Returns our kernel with all sequences split alike."""
     config = split_config_for(sets[0].q, _cache_of(sets[0]))
     return _laid_out(case, sets, config, workspace(sets[0].q, case.kv_heads, config))
@@ -155,10 +155,9 @@ def fill_with_nan(*outputs: Tensor) -> None:
         x.fill_(float("nan"))
 
 
-def attention_case(case: Case, bench: Bench, *, beside: bool = True, alike: bool = False) -> Compared:
+def attention_case(case: Case, bench: Bench, *, beside: bool = True, split: bool = False) -> Compared:
     """Runs a case of decode attention; `beside`: whether beside the peers; where lengths differ, only
-    beside those that take lengths. `alike`: whether also with all sequences split
-    alike."""
+    beside those that take lengths. `split`: whether also with as many parts for every sequence."""
     sets = bench.rotated(partial(inputs_of, case), case.read_bytes)
     truths = [truth_of(case, sets[0])]
     truths.append(truth_of(case, sets[-1]) if len(sets) > 1 else truths[0])
@@ -166,8 +165,8 @@ def attention_case(case: Case, bench: Bench, *, beside: bool = True, alike: bool
     def ways() -> Iterator[Way]:
         # `map` defers the construction to the place that catches its errors.
         yield Way("", map(partial(own_calls, case), [sets]), cases.ERROR_BARS[case.dtype])
-        if alike:
-            yield Way("split alike", map(partial(alike_calls, case), [sets]), cases.ERROR_BARS[case.dtype])
+        if split:
+            yield Way("split alike", map(partial(split_calls, case), [sets]), cases.ERROR_BARS[case.dtype])
         for peer in bench.peers if beside else ():
             if case.drawn and not peer.ragged:
                 continue

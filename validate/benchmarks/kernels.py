@@ -4,8 +4,8 @@ anchors      decode attention at shapes of earlier measurements of the public ke
 table        the ten shapes of Flash-Decoding's micro-benchmark, fp16
 batches      batches that fill whole waves of programs and such as do not, also split alike
 ragged       sequences of different lengths, also split alike
-drawn        --count shapes of equal lengths, drawn by --seed, also split alike
-drawn_ragged half as many of unequal lengths
+drawn        --count shapes of equal lengths, drawn by --seed, also split alike; has to be asked for
+drawn_ragged half as many of unequal lengths; has to be asked for
 variants     ours alone: fp16, fp8 cache, pages, sinks and window, other head dimensions
 speculative  attention with an early output from its first and last tokens, against plain decode attention,
              and when a kernel that waits for the early output sees it
@@ -65,24 +65,23 @@ MEASURED = Path(__file__).resolve().parents[1] / "measured"
 CONVOLUTION, LINEAR = "convolution", "linear_attention"
 # Shapes that are drawn unless the command says otherwise.
 DRAWN_SEED, DRAWN_COUNT = 0, 100
-_BESIDE_ALIKE = partial(attention.attention_case, alike=True)
+_BESIDE_SPLIT = partial(attention.attention_case, split=True)
 
 
 def _drawn(seed: int, count: int) -> tuple[Part, Part]:
     """Returns the parts whose shapes are drawn."""
     equal, ragged = cases.drawn(seed, count), cases.drawn(seed, -(-count // 2), ragged=True)
     return (
-        Benchmark("drawn", equal, _BESIDE_ALIKE, tabled=True),
-        Benchmark("drawn_ragged", ragged, _BESIDE_ALIKE, tabled=True),
+        Benchmark("drawn", equal, _BESIDE_SPLIT, file=f"drawn_{seed}", tabled=True),
+        Benchmark("drawn_ragged", ragged, _BESIDE_SPLIT, file=f"drawn_ragged_{seed}", tabled=True),
     )
 
 
 PARTS: Sequence[Part] = (
     Benchmark("anchors", cases.ANCHORS, attention.attention_case, bars=cases.anchor_bars, tabled=True),
     Benchmark("table", cases.TABLE, attention.attention_case, bars=cases.table_bars, tabled=True),
-    Benchmark("batches", cases.BATCHES, _BESIDE_ALIKE, tabled=True),
-    Benchmark("ragged", cases.RAGGED, _BESIDE_ALIKE, tabled=True),
-    *_drawn(DRAWN_SEED, DRAWN_COUNT),
+    Benchmark("batches", cases.BATCHES, _BESIDE_SPLIT, tabled=True),
+    Benchmark("ragged", cases.RAGGED, _BESIDE_SPLIT, tabled=True),
     Benchmark("variants", cases.VARIANTS, partial(attention.attention_case, beside=False), tabled=True),
     Benchmark(
         "speculative", cases.SPECULATIVE, attention.speculative_case, cases.SPECULATIVE_GOALS, tabled=True
@@ -104,7 +103,8 @@ PARTS: Sequence[Part] = (
     Other("auto", choice.auto),
     Other("hybrid", choice.hybrid),
 )  # fmt: skip
-BY_NAME: Mapping[str, Part] = {part.name: part for part in PARTS}
+DEFAULT = ",".join(part.name for part in PARTS)
+BY_NAME: Mapping[str, Part] = {part.name: part for part in (*PARTS, *_drawn(DRAWN_SEED, DRAWN_COUNT))}
 
 
 def card_of(path: Path | None) -> Card:
@@ -170,7 +170,7 @@ def run_apart(parts: Sequence[str], options: Sequence[str], seconds: float) -> b
 
 
 def main(
-    parts: Annotated[str, typer.Option(help="which, in this order")] = ",".join(BY_NAME),
+    parts: Annotated[str, typer.Option(help="which, in this order")] = DEFAULT,
     seed: Annotated[int, typer.Option(min=0, help="of the shapes that are drawn")] = DRAWN_SEED,
     count: Annotated[int, typer.Option(min=1, help="how many shapes are drawn")] = DRAWN_COUNT,
     out: Annotated[Path, typer.Option(help="folder of the tables")] = MEASURED,
