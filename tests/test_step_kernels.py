@@ -553,6 +553,14 @@ def test_a_layer_that_speculates_goes_on_exactly() -> None:
     near(b.x, x, 3)
 
 
+def test_layers_of_a_large_cache_speculate_by_their_layout() -> None:
+    """Decode attention by itself would cut so many long sequences by their lengths."""
+    _, ((weights, cache),) = small_decoder(torch.float32)
+    one = cache.k.new_zeros(1).expand(40, 2, 30_000, 16)
+    b = layer_buffers(weights, LayerCache(one, one), ints(*range(1, 41)), q_heads=4)
+    assert len(speculative_workspace(b.q, 2, b.attention_layout).partials) == 80
+
+
 def speculating(b: Buffers) -> Attend:
     config = b.attention_layout
     space = speculative_workspace(b.q, 2, config)
