@@ -436,9 +436,13 @@ SERVED: tuple[Shown, ...] = (
     ("E2E p50, p99", ("e2e_p50_s", "e2e_p99_s"), 1e3),
     ("tokens/s", ("output_throughput_tokens_per_s",), 1.0),
     ("SLOs", ("slo_attainment",), 100.0),
+    ("servers", ("mean_servers",), 1.0),
+    ("saved", ("device_time_saved",), 100.0),
     ("reused", ("prefix_hit_share",), 100.0),
     ("speed-up", ("speedup",), 1.0),
 )
+# Beside SLOs, what a table of a serving study has in %.
+IN_PERCENT: Mapping[str, str] = {"device_time_saved": "device time saved", "prefix_hit_share": "reuse"}
 
 
 def _figures(outcome: Outcome) -> dict[Any, dict[str, float]]:
@@ -467,11 +471,12 @@ def _served(outcome: Outcome) -> Keyed:
     """Latencies of a serving study: a block of lines per load, a line per strategy."""
     found = _figures(outcome)
     shown = [column for column in SERVED if any(column[1][0] in values for values in found.values())]
-    reuses = any("prefix_hit_share" in values for values in found.values())
     blocks: dict[str, list[tuple[Any, dict[str, float]]]] = {}
     for axes, values in found.items():
         blocks.setdefault(_load(axes, found), []).append((axes, values))
-    title = "latency in ms, SLOs and reuse in %" if reuses else "latency in ms, SLOs in %"
+    names = {name for values in found.values() for name in values}
+    *shares, last = ["SLOs", *(text for name, text in IN_PERCENT.items() if name in names)]
+    title = f"latency in ms, {' and '.join([*([', '.join(shares)] if shares else []), last])} in %"
     return _in_blocks(title, shown, blocks.items())
 
 
