@@ -330,6 +330,7 @@ MAIN = (
     ("tpot_p99_s", "TPOT p99"), ("e2e_p50_s", "E2E p50"), ("e2e_p99_s", "E2E p99"),
     ("output_throughput_tokens_per_s", "output"), ("goodput_per_s", "goodput"),
     ("slo_attainment", "within SLO"), ("utilisation", "utilisation"),
+    ("mean_servers", "servers"), ("device_time_saved", "device time saved"),
 )  # fmt: skip
 MORE = (
     ("itl_p50_s", "ITL p50"), ("itl_p99_s", "ITL p99"), ("queue_p50_s", "queued p50"),
@@ -392,7 +393,7 @@ def _side_by_side(of: Served, columns: Columns, point: Point) -> Table:
 def _interval_note(run: Run) -> list[str]:
     if run.results["source"].astype(str).str.startswith(BY_ORDER).any():
         return [
-            "± of a percentile: 95 % interval by the order of its requests, as if these were independent."
+            "± or a range of a percentile: 95 % interval by the order of its requests, as if these were independent."
         ]
     count = run.scenario.get("replicas")
     if count == 1 or not _repeated(run.results):
