@@ -393,7 +393,8 @@ def _side_by_side(of: Served, columns: Columns, point: Point) -> Table:
 def _interval_note(run: Run) -> list[str]:
     if run.results["source"].astype(str).str.startswith(BY_ORDER).any():
         return [
-            "± or a range of a percentile: 95 % interval by the order of its requests, as if these were independent."
+            "± or a range of a percentile: 95 % interval by the order of its requests, as if these were"
+            " independent."
         ]
     count = run.scenario.get("replicas")
     if count == 1 or not _repeated(run.results):
