@@ -182,7 +182,8 @@ def decode_config(
 
 
 def _in_large_blocks(config: DecodeConfig, kv: Cache) -> DecodeConfig:
-    """Returns a layout with which three programs share a multiprocessor: as many places are seldom left."""
+    """Returns a layout with which three programs share a multiprocessor: fewer places stay empty where
+    programs do not fill whole waves of two."""
     head_dim, kv_bytes = kv.k.shape[-1], kv.k.element_size()
     block = large_block(head_dim, kv_bytes)
     stages = depth_beside_others(block, head_dim, kv_bytes, gpu_of(kv.k).shared_bytes)
