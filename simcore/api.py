@@ -8,6 +8,7 @@ The command line calls the same functions.
 
 import copy
 import importlib.util
+import json
 import shutil
 import tempfile
 import time
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from simcore import rundir
 from simcore.assembly import SIMULATED, Place, assemble, provenance
-from simcore.input.files import InputError, nearest, plain
+from simcore.input.files import InputError, nearest, plain, shown
 from simcore.input.shipped import file_or_shipped
 from simcore.scenario import Scenario, load_scenario, resolved, scenario_of
 from simcore.sim.tape import record
@@ -100,30 +101,57 @@ def run(
     scenario: str | Path | Mapping[str, Any],
     on: str = "sim",
     *,
-    settings: Sequence[str] = (),
+    settings: Sequence[str] | Mapping[str, Any] | str = (),
     jobs: int | None = None,
     progress: Progress | None = None,
 ) -> Result:
     """Runs a scenario: a file, the name of an example, or its content, with paths relative to the working
     directory.
 
-    `on`: "sim", "cpu" or "cuda"; `settings`: KEY=VALUE as with --set; `jobs`: processes of a simulation, all
-    cores if left out; `progress`: is called with the current work, the count done and the total. Raises
-    InputError with one line that names the field and the allowed values, LawError if a law is broken.
+    `on`: "sim", "cpu" or "cuda"; `settings`: values by dotted path, {"workload.requests": 50}, or KEY=VALUE
+    as with --set, one or several; `jobs`: processes of a simulation, all cores if left out; `progress`: is
+    called with the current work, the count done and the total. Raises InputError with one line that names
+    the field and the allowed values, LawError if a law is broken.
     """
     begun_s = time.perf_counter()
+    given = setting_texts(settings)
     if on not in MACHINES or on == TAPE:
         raise InputError(f"on: {plain(on)}: no such machine{nearest(on, ['sim', *REAL])}")
     if isinstance(scenario, Mapping):
         where, content = "scenario", copy.deepcopy(dict(scenario))
-        asked = scenario_of(content, where, Path.cwd(), settings, on=on)
+        asked = scenario_of(content, where, Path.cwd(), given, on=on)
     else:
         file = file_or_shipped(Path(scenario))
         where = str(file)
-        asked = load_scenario(file, settings, on=on)
+        asked = load_scenario(file, given, on=on)
     silent = progress or (lambda doing, done, total: None)
-    command = f"simcore.run({where!r}, on={on!r}, settings={list(settings)!r})"
+    command = f"simcore.run({where!r}, on={on!r}, settings={given!r})"
     return execute(asked, where, on, jobs=jobs, progress=silent, command=command, begun_s=begun_s)
+
+
+def setting_texts(settings: Any) -> list[str]:
+    """Returns settings as KEY=VALUE, each a dotted path and a YAML value. Raises InputError."""
+    if isinstance(settings, str):
+        return [settings]
+    if isinstance(settings, Mapping):
+        return [_setting_text(key, value) for key, value in settings.items()]
+    needed = 'KEY=VALUE, a list of these, or a dict such as {"workload.requests": 50} is needed'
+    if not isinstance(settings, list | tuple):
+        raise InputError(f"settings: is {shown(settings)}; {needed}")
+    for each in settings:
+        if not isinstance(each, str):
+            raise InputError(f"settings: holds {shown(each)}; {needed}")
+    return list(settings)
+
+
+def _setting_text(key: Any, value: Any) -> str:
+    if not isinstance(key, str) or "=" in key or not all(key.split(".")):
+        raise InputError(f"settings: {shown(key)} is no path of a field, such as workload.requests")
+    try:
+        # What JSON writes, YAML reads as the same value.
+        return f"{key}={json.dumps(value, ensure_ascii=False, allow_nan=False)}"
+    except (TypeError, ValueError, RecursionError):
+        raise InputError(f"settings: {plain(key)}: is {shown(value)}, which no scenario can hold") from None
 
 
 def execute(

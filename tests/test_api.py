@@ -13,7 +13,9 @@ import pytest
 import yaml
 
 import simcore
+from simcore.api import setting_texts
 from simcore.input.files import InputError
+from simcore.scenario import set_field
 from tests.command_line import call
 from tests.thorough import slow, thorough
 
@@ -80,6 +82,37 @@ def test_settings_change_fields_and_the_content_stays() -> None:
     assert json.dumps(SERVING) == before
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"workload.requests": 5, "workload.arrivals.rate_per_s": 1e-5, "name": "1e3"},
+        ("workload.requests=5", "workload.arrivals.rate_per_s=1e-5", 'name="1e3"'),
+    ],
+)
+def test_settings_are_values_by_path_or_words(settings: Any) -> None:
+    result = simcore.run(SERVING, settings=settings, jobs=1)
+    workload: Any = result.scenario.workload  # type: ignore[union-attr]
+    assert (workload.requests, workload.arrivals.rate_per_s) == ([5], [1e-5])
+    assert result.scenario.name == "1e3"
+    # The command that is kept runs the same again.
+    assert "settings=['workload.requests=5', " in result.provenance["command"]
+
+
+def test_a_text_is_one_setting() -> None:
+    frame = simcore.run(DECODE, settings="context_tokens=[2048]", jobs=1).frame()
+    assert frame["context_tokens"].max() == 2048
+
+
+@pytest.mark.parametrize(
+    "value", [5, 1e-5, 1e22, True, None, "no", "1e3", 'é: "#[1]', "\U0001f600", [1, {"a": []}]]
+)
+def test_a_setting_keeps_its_value(value: Any) -> None:
+    document: dict[str, Any] = {}
+    set_field(document, *setting_texts({"field": value}))
+    assert document == {"field": value}
+    assert type(document["field"]) is type(value)
+
+
 def test_two_runs_are_compared_figure_by_figure() -> None:
     one = simcore.run(DECODE, jobs=1)
     other = simcore.run(DECODE, settings=["context_tokens=[4096, 8192]"], jobs=1)
@@ -122,6 +155,16 @@ def test_a_report_is_one_file(tmp_path: Path) -> None:
         (DECODE, {"jobs": 0}, "jobs: is 0"),
         ("nowhere.yaml", {}, "nowhere.yaml"),
         (DECODE, {"settings": ["x"]}, "--set x: KEY=VALUE"),
+        (DECODE, {"settings": "x"}, "--set x: KEY=VALUE"),
+        (DECODE, {"settings": [5]}, "settings: holds 5; KEY=VALUE"),
+        (DECODE, {"settings": [None]}, "settings: holds None; KEY=VALUE"),
+        (DECODE, {"settings": None}, "settings: is None; KEY=VALUE"),
+        (DECODE, {"settings": 5}, "settings: is 5; KEY=VALUE"),
+        (DECODE, {"settings": {"a=b": 5}}, "settings: 'a=b' is no path of a field"),
+        (DECODE, {"settings": {5: 5}}, "settings: 5 is no path of a field"),
+        (DECODE, {"settings": {"seed": float("nan")}}, "settings: seed: is nan"),
+        (DECODE, {"settings": {"seed": {1}}}, "settings: seed: is {1}"),
+        (DECODE, {"settings": {"sed": 5}}, "sed: no such field"),
     ],
 )
 def test_what_is_wrong_is_one_line(given: Any, words: dict[str, Any], says: str) -> None:
