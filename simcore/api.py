@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -120,6 +121,9 @@ def run(
     if isinstance(scenario, Mapping):
         where, content = "scenario", copy.deepcopy(dict(scenario))
         asked = scenario_of(content, where, Path.cwd(), given, on=on)
+    elif not isinstance(scenario, str | PathLike):
+        needed = "a path, the name of an example, or a dict of fields is needed"
+        raise InputError(f"scenario: is {shown(scenario)}; {needed}")
     else:
         file = file_or_shipped(Path(scenario))
         where = str(file)
