@@ -23,7 +23,7 @@ from simcore import rundir
 from simcore.assembly import SIMULATED, Place, assemble, provenance
 from simcore.input.files import InputError, nearest, plain, shown
 from simcore.input.shipped import file_or_shipped
-from simcore.scenario import Scenario, load_scenario, resolved, scenario_of
+from simcore.scenario import Scenario, check_no_plan, load_scenario, resolved, scenario_of
 from simcore.sim.tape import record
 from simcore.studies.columns import COLUMNS
 from simcore.studies.common import FIGURE, Outcome, Progress, flat
@@ -120,6 +120,7 @@ def run(
         raise InputError(f"on: {plain(on)}: no such machine{nearest(on, ['sim', *REAL])}")
     if isinstance(scenario, Mapping):
         where, content = "scenario", copy.deepcopy(dict(scenario))
+        check_no_plan(content, where, "FILE.yaml")
         asked = scenario_of(content, where, Path.cwd(), given, on=on)
     elif not isinstance(scenario, str | PathLike):
         needed = "a path, the name of an example, or a dict of fields is needed"

@@ -60,9 +60,14 @@ def load_scenario(path: Path, settings: Sequence[str] = (), *, on: str = "sim") 
     document = read_yaml(path)
     if not isinstance(document, dict):
         raise InputError(f"{path}: holds no scenario: a mapping of fields is needed")
-    if "base" in document and "study" not in document:
-        raise InputError(f"{path}: is a plan, which `plan` answers: python -m simcore plan {path.name}")
+    check_no_plan(document, str(path), path.name)
     return scenario_of(document, str(path), path.absolute().parent, settings, on=on)
+
+
+def check_no_plan(document: Mapping[str, Any], where: str, file: str) -> None:
+    """Raises InputError if a document is a plan. `file`: its file, as the command line would take it."""
+    if not document.keys().isdisjoint({"base", "bases"}) and "study" not in document:
+        raise InputError(f"{where}: is a plan, which `plan` answers: python -m simcore plan {file}")
 
 
 def scenario_of_point(

@@ -178,6 +178,17 @@ def test_what_is_wrong_is_one_line(given: Any, words: dict[str, Any], says: str)
     assert "\n" not in str(raised.value)
 
 
+@pytest.mark.parametrize("bases", [{"base": SERVING}, {"bases": {"a": SERVING, "b": DECODE}}])
+def test_a_plan_is_no_scenario(bases: dict[str, Any], tmp_path: Path) -> None:
+    plan = {**bases, "question": "break_even"}
+    file = tmp_path / "p.yaml"
+    file.write_text(json.dumps(plan))
+    for given, where in ((plan, "scenario"), (file, str(file))):
+        with pytest.raises(InputError) as raised:
+            simcore.run(given)
+        assert f"{where}: is a plan, which `plan` answers: python -m simcore plan " in str(raised.value)
+
+
 def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no attribute 'runn'"):
         simcore.runn  # noqa: B018
