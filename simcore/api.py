@@ -126,9 +126,10 @@ def run(
         needed = "a path, the name of an example, or a dict of fields is needed"
         raise InputError(f"scenario: is {shown(scenario)}; {needed}")
     else:
-        file = file_or_shipped(Path(scenario))
+        typed = Path(scenario)
+        file = file_or_shipped(typed)
         where = str(file)
-        asked = load_scenario(file, given, on=on)
+        asked = load_scenario(file, given, on=on, typed=typed)
     silent = progress or (lambda doing, done, total: None)
     command = f"simcore.run({where!r}, on={on!r}, settings={given!r})"
     return execute(asked, where, on, jobs=jobs, progress=silent, command=command, begun_s=begun_s)

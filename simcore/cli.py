@@ -130,7 +130,7 @@ def run(
 ) -> None:
     """Run a scenario: predict, check the laws, write the run directory and its report."""
     begun_s = time.perf_counter()
-    file = shipped.file_or_shipped(file)
+    typed, file = file, shipped.file_or_shipped(file)
     if on not in MACHINES:
         raise InputError(f"--on {plain(on)}: no such machine{nearest(on, MACHINES)}")
     processes = None if jobs is None else _processes(jobs)
@@ -139,7 +139,7 @@ def run(
     elif (file / rundir.SCENARIOS).is_file():
         raise InputError(f"{file}: is the run directory of a plan; --point N says which of its points to run")
     else:
-        scenario = load_scenario(file, settings, on=on)
+        scenario = load_scenario(file, settings, on=on, typed=typed)
     if on == TAPE:
         if out is not None:
             raise InputError("--out: a tape is printed, not written; leave it out with --on tape")
@@ -294,12 +294,12 @@ def validate(
 ) -> None:
     """Simulate a scenario, run it on this machine, compare rung by rung; exit 1 where a bound is broken."""
     begun_s = time.perf_counter()
-    file = shipped.file_or_shipped(file)
+    typed, file = file, shipped.file_or_shipped(file)
     check_real(on)
     report_builder()
     from simcore.validate.ladder import climb  # noqa: PLC0415
 
-    scenario = load_scenario(file, settings, on=on)
+    scenario = load_scenario(file, settings, on=on, typed=typed)
     target = out or Path("runs") / scenario.name / f"validate-{on}"
     rundir.check_target(target)
     how = _how_to_climb(on, file, scenario)

@@ -9,6 +9,7 @@ Names (device, profile, model, published data) are resolved by simcore.assembly,
 
 import copy
 import os.path
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, get_args
@@ -54,13 +55,15 @@ def json_schema() -> dict[str, Any]:
     return {**schema, "type": "object", "properties": known, "additionalProperties": False}
 
 
-def load_scenario(path: Path, settings: Sequence[str] = (), *, on: str = "sim") -> Scenario:
+def load_scenario(
+    path: Path, settings: Sequence[str] = (), *, on: str = "sim", typed: Path | None = None
+) -> Scenario:
     """Reads a scenario file; see `scenario_of`. Its paths are relative to its folder, else to the current
-    one. Raises InputError."""
+    one. `typed`: the file as the user named it, if not by its path. Raises InputError."""
     document = read_yaml(path)
     if not isinstance(document, dict):
         raise InputError(f"{path}: holds no scenario: a mapping of fields is needed")
-    check_no_plan(document, str(path), path.name)
+    check_no_plan(document, str(path), shlex.quote(str(typed or path)))
     return scenario_of(document, str(path), path.absolute().parent, settings, on=on)
 
 

@@ -403,3 +403,22 @@ def test_a_fault_of_simcore_is_told_from_bad_input(
     said = capsys.readouterr().err
     assert ("a fault of simcore" in said) == (code == 1)
     assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("typed", "command"),
+    [
+        ("t/p.yaml", "python -m simcore plan t/p.yaml"),
+        ("my t/p.yaml", "python -m simcore plan 'my t/p.yaml'"),
+        ("capacity/agents_h200", "python -m simcore plan capacity/agents_h200"),
+    ],
+)
+@pytest.mark.parametrize("command_of", ["run", "validate"])
+def test_a_plan_is_named_as_it_was_typed(
+    here: Path, capsys: pytest.CaptureFixture[str], typed: str, command: str, command_of: str
+) -> None:
+    for folder in ("t", "my t"):
+        (here / folder).mkdir()
+        (here / folder / "p.yaml").write_text("base: quickstart\n")
+    assert call(command_of, typed) == 2
+    assert capsys.readouterr().err.endswith(f"is a plan, which `plan` answers: {command}\n")
