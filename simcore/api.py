@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from simcore import rundir
 from simcore.assembly import SIMULATED, Place, assemble, provenance
 from simcore.input.files import InputError, nearest, plain, shown
-from simcore.input.shipped import file_or_shipped
+from simcore.input.shipped import found
 from simcore.scenario import Scenario, check_no_plan, load_scenario, resolved, scenario_of
 from simcore.sim.tape import record
 from simcore.studies.columns import COLUMNS
@@ -127,7 +127,7 @@ def run(
         raise InputError(f"scenario: is {shown(scenario)}; {needed}")
     else:
         typed = Path(scenario)
-        file = file_or_shipped(typed)
+        file = found(typed)
         where = str(file)
         asked = load_scenario(file, given, on=on, typed=typed)
     silent = progress or (lambda doing, done, total: None)

@@ -130,7 +130,9 @@ def run(
 ) -> None:
     """Run a scenario: predict, check the laws, write the run directory and its report."""
     begun_s = time.perf_counter()
-    typed, file = file, shipped.file_or_shipped(file)
+    typed = file
+    if point is None:
+        file = shipped.found(file)
     if on not in MACHINES:
         raise InputError(f"--on {plain(on)}: no such machine{nearest(on, MACHINES)}")
     processes = None if jobs is None else _processes(jobs)
@@ -209,7 +211,7 @@ def plan(
     if dask is not None and jobs is not None:
         raise InputError("--jobs: is of processes here, and --dask makes no run here; leave one of them out")
     report_builder()
-    file = shipped.file_or_shipped(file)
+    file = shipped.found(file)
     asked = load_plan(file, question, settings, sensitivity=sensitivity)
     target = out or Path("runs") / asked.name / "plan"
     rundir.check_target(target)
@@ -294,7 +296,7 @@ def validate(
 ) -> None:
     """Simulate a scenario, run it on this machine, compare rung by rung; exit 1 where a bound is broken."""
     begun_s = time.perf_counter()
-    typed, file = file, shipped.file_or_shipped(file)
+    typed, file = file, shipped.found(file)
     check_real(on)
     report_builder()
     from simcore.validate.ladder import climb  # noqa: PLC0415

@@ -154,6 +154,7 @@ def test_a_report_is_one_file(tmp_path: Path) -> None:
         (DECODE, {"on": "gpu"}, "on: gpu: no such machine"),
         (DECODE, {"jobs": 0}, "jobs: is 0"),
         ("nowhere.yaml", {}, "nowhere.yaml"),
+        ("quickstartt", {}, "quickstartt: no such file or example; did you mean 'quickstart'?"),
         (None, {}, "scenario: is None; a path, the name of an example, or a dict of fields is needed"),
         (5, {}, "scenario: is 5; a path"),
         ([], {}, "scenario: is []; a path"),

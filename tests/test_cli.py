@@ -88,6 +88,15 @@ def test_a_tape_is_printed(here: Path, capsys: pytest.CaptureFixture[str]) -> No
     ("words", "says"),
     [
         (["nowhere.yaml"], "nowhere.yaml: cannot be read: No such file or directory"),
+        (["run", "a/quickstartt"], "a/quickstartt: cannot be read: No such file or directory"),
+        (
+            ["run", "quickstartt"],
+            "quickstartt: no such file or example; did you mean 'quickstart'? (allowed: ",
+        ),
+        (["plan", "quickstartt"], "quickstartt: no such file or example; did you mean 'quickstart'?"),
+        (["validate", "quickstartt"], "quickstartt: no such file or example; did you mean 'quickstart'?"),
+        (["run", "nowhere", "--point", "1"], "nowhere: is no run directory of a plan"),
+        (["run", "agents_h20"], "did you mean 'capacity/agents_h200'?"),
         (["modles"], "'modles' is neither a file nor a command nor an example; did you mean 'models'?"),
         (["rn", QUICK], "'rn' is neither a file nor a command nor an example; did you mean 'run'?"),
         (

@@ -33,6 +33,15 @@ def file_or_shipped(given: Path) -> Path:
     return given if given.exists() else path_of(str(given)) or given
 
 
+def found(given: Path) -> Path:
+    """The given file or, if it does not exist, the shipped scenario of that name. Raises InputError if it is
+    neither, and looks like a name: a path that is not there is for its reader to refuse."""
+    file = file_or_shipped(given)
+    if len(given.parts) == 1 and not given.suffix and not file.exists():
+        raise InputError(f"{plain(given)}: no such file or example{nearest(str(given), names())}")
+    return file
+
+
 def about(name: str) -> str:
     """The first sentence of the comment at the head of a scenario."""
     head = []
