@@ -91,9 +91,11 @@ class Result:
         return Path(folder)
 
     def report(self, path: str | Path) -> Path:
-        """Writes only the report, one HTML file. Raises OSError if it cannot be written."""
+        """Writes only the report, one HTML file, with the folders above it. Raises OSError if it cannot be
+        written."""
         with tempfile.TemporaryDirectory() as folder:
             page = self.write(Path(folder) / "run") / "report.html"
+            Path(path).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(page, path)
         return Path(path)
 

@@ -141,8 +141,8 @@ def test_the_script_of_the_documents_runs(capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_a_report_is_one_file(tmp_path: Path) -> None:
-    page = simcore.run(DECODE, jobs=1).report(tmp_path / "page.html")
-    assert [path.name for path in tmp_path.iterdir()] == ["page.html"]
+    page = simcore.run(DECODE, jobs=1).report(tmp_path / "of/no/folder/yet/page.html")
+    assert [path.name for path in page.parent.iterdir()] == ["page.html"]
     assert "tensor parallel" in page.read_text(encoding="utf-8")
 
 
