@@ -6,7 +6,6 @@
 The command line calls the same functions.
 """
 
-import copy
 import importlib.util
 import json
 import shutil
@@ -38,6 +37,8 @@ REAL = ("cpu", CARD)
 # Times on a real machine vary: each case runs this often, and the median counts.
 REPEATS = 5
 REQUESTS = "requests.parquet"
+# Kinds of numpy's types that stand for values of Python: truth values, numbers, words, any object.
+NUMPY_KINDS = "biufUO"
 
 
 @dataclass(frozen=True)
@@ -109,7 +110,7 @@ def run(
     progress: Progress | None = None,
 ) -> Result:
     """Runs a scenario: a file, the name of an example, or its content, with paths relative to the working
-    directory.
+    directory; values may be numpy's, arrays of one dimension too.
 
     `on`: "sim", "cpu" or "cuda"; `settings`: values by dotted path, {"workload.requests": 50}, or KEY=VALUE
     as with --set, one or several; `jobs`: processes of a simulation, all cores if left out; `progress`: is
@@ -121,12 +122,12 @@ def run(
     if on not in MACHINES or on == TAPE:
         raise InputError(f"on: {plain(on)}: no such machine{nearest(on, ['sim', *REAL])}")
     if isinstance(scenario, Mapping):
-        where, content = "scenario", copy.deepcopy(dict(scenario))
+        where, content = "scenario", python_values(dict(scenario), "scenario")
         check_no_plan(content, where, "FILE.yaml")
         asked = scenario_of(content, where, Path.cwd(), given, on=on)
     elif not isinstance(scenario, str | PathLike):
         needed = "a path, the name of an example, or a dict of fields is needed"
-        raise InputError(f"scenario: is {shown(scenario)}; {needed}")
+        raise InputError(f"scenario: is {_said(scenario)}; {needed}")
     else:
         typed = Path(scenario)
         file = found(typed)
@@ -145,21 +146,54 @@ def setting_texts(settings: Any) -> list[str]:
         return [_setting_text(key, value) for key, value in settings.items()]
     needed = 'KEY=VALUE, a list of these, or a dict such as {"workload.requests": 50} is needed'
     if not isinstance(settings, list | tuple):
-        raise InputError(f"settings: is {shown(settings)}; {needed}")
+        raise InputError(f"settings: is {_said(settings)}; {needed}")
     for each in settings:
         if not isinstance(each, str):
-            raise InputError(f"settings: holds {shown(each)}; {needed}")
+            raise InputError(f"settings: holds {_said(each)}; {needed}")
     return list(settings)
 
 
 def _setting_text(key: Any, value: Any) -> str:
     if not isinstance(key, str) or "=" in key or not all(key.split(".")):
-        raise InputError(f"settings: {shown(key)} is no path of a field, such as workload.requests")
+        raise InputError(f"settings: {_said(key)} is no path of a field, such as workload.requests")
+    given = python_values(value, "settings", plain(key))
     try:
         # What JSON writes, YAML reads as the same value.
-        return f"{key}={json.dumps(value, ensure_ascii=False, allow_nan=False)}"
-    except (TypeError, ValueError, RecursionError):
-        raise InputError(f"settings: {plain(key)}: is {shown(value)}, which no scenario can hold") from None
+        return f"{key}={json.dumps(given, ensure_ascii=False, allow_nan=False)}"
+    except (TypeError, ValueError):
+        raise InputError(f"settings: {plain(key)}: is {_said(value)}, which no scenario can hold") from None
+
+
+def python_values(value: Any, where: str, field: str = "") -> Any:
+    """Returns a copy of a scenario's content, or of a part, in Python's own types: numpy's numbers, words and
+    arrays of one dimension are replaced. `field`: the dotted path to the part. Raises InputError."""
+    try:
+        return _python_values(value, where, field)
+    except RecursionError:
+        raise InputError(f"{where}: holds itself, or is nested too deeply") from None
+
+
+def _python_values(value: Any, where: str, field: str) -> Any:
+    import numpy as np  # noqa: PLC0415
+
+    if isinstance(value, dict):
+        inner = f"{field}." if field else ""
+        return {key: _python_values(one, where, f"{inner}{key}") for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_python_values(one, where, f"{field}.{place}") for place, one in enumerate(value)]
+    if not isinstance(value, np.generic | np.ndarray):
+        return value
+    if value.ndim > 1 or value.dtype.kind not in NUMPY_KINDS:
+        needed = "numbers or words, in one dimension at most, are needed"
+        raise InputError(
+            f"{where}: {plain(field)}: is numpy's {value.dtype}, of shape {value.shape}; {needed}"
+        )
+    return _python_values(value.tolist(), where, field) if value.ndim else value.item()
+
+
+def _said(value: object) -> str:
+    """Returns a value as a message repeats it; the lines of a table or an array as one."""
+    return " ".join(shown(value).split())
 
 
 def execute(

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 import yaml
@@ -41,6 +42,10 @@ DECODE: Mapping[str, Any] = {
     "context_tokens": [1024, 4096],
     "strategies": [{"kind": "tensor_parallel", "ranks": [1, 2]}],
 }
+
+
+ITSELF: list[Any] = []
+ITSELF.append(ITSELF)
 
 
 @slow
@@ -155,6 +160,16 @@ def test_a_report_is_one_file(tmp_path: Path) -> None:
         (DECODE, {"jobs": 0}, "jobs: is 0"),
         ("nowhere.yaml", {}, "nowhere.yaml"),
         ("quickstartt", {}, "quickstartt: no such file or example; did you mean 'quickstart'?"),
+        ({**DECODE, "seed": np.zeros((2, 2))}, {}, "scenario: seed: is numpy's float64, of shape (2, 2); "),
+        (
+            {**DECODE, "seed": np.datetime64(1, "ns")},
+            {},
+            "scenario: seed: is numpy's datetime64[ns], of shape ()",
+        ),
+        ({**DECODE, "seed": ITSELF}, {}, "scenario: holds itself"),
+        (DECODE, {"settings": {"seed": [np.zeros((2, 2))]}}, "settings: seed.0: is numpy's float64"),
+        (DECODE, {"settings": np.zeros((2, 2))}, "settings: is array([[0., 0.], [0., 0.]]); KEY=VALUE"),
+        (pd.DataFrame({"a": [1, 2]}), {}, "scenario: is a 0 1 1 2; a path"),
         (None, {}, "scenario: is None; a path, the name of an example, or a dict of fields is needed"),
         (5, {}, "scenario: is 5; a path"),
         ([], {}, "scenario: is []; a path"),
@@ -177,6 +192,37 @@ def test_what_is_wrong_is_one_line(given: Any, words: dict[str, Any], says: str)
         simcore.run(given, **words)
     assert says in str(raised.value)
     assert "\n" not in str(raised.value)
+
+
+def test_numpy_values_are_those_of_python() -> None:
+    given = {
+        **DECODE,
+        "context_tokens": np.array([1024, 4096]),
+        "seed": np.int64(3),
+        "strategies": [{"kind": np.str_("tensor_parallel"), "ranks": [np.int32(1), 2]}],
+        "overheads": {"launch_s": np.float32(0.5)},
+    }
+    own = {
+        **DECODE,
+        "seed": 3,
+        "strategies": [{"kind": "tensor_parallel", "ranks": [1, 2]}],
+        "overheads": {"launch_s": 0.5},
+    }
+    result = simcore.run(given, jobs=1)
+    assert result.scenario == simcore.run(own, jobs=1).scenario
+    changed = {
+        "context_tokens": np.arange(1, 3) * 1024,
+        "seed": np.int64(4),
+        "strategies.0.ranks": np.array(2),
+    }
+    assert simcore.run(DECODE, settings=changed, jobs=1).scenario.seed == 4
+    assert isinstance(given["context_tokens"], np.ndarray)
+
+
+def test_one_list_in_two_places_is_two_lists() -> None:
+    strategies = [{"kind": "tensor_parallel", "ranks": ranks} for ranks in [[1]] * 2]
+    result = simcore.run({**DECODE, "strategies": strategies}, settings={"strategies.1.ranks.0": 2}, jobs=1)
+    assert sorted(result.frame()["ranks"].unique()) == [1, 2]
 
 
 @pytest.mark.parametrize("bases", [{"base": SERVING}, {"bases": {"a": SERVING, "b": DECODE}}])
