@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from simcore import rundir
 from simcore.assembly import SIMULATED, Place, assemble, provenance
-from simcore.input.files import InputError, nearest, plain, shown
+from simcore.input.files import InputError, nearest, plain, read_cells, shown
 from simcore.input.shipped import found
 from simcore.scenario import Scenario, check_no_plan, load_scenario, resolved, scenario_of
 from simcore.sim.tape import record
@@ -235,14 +235,15 @@ def tape(scenario: Scenario, where: str) -> list[str]:
         return parts.study.tape(record)
 
 
-def compare(a: Result, b: Result) -> "pd.DataFrame":
-    """Compares two runs of the same study: a row for each figure of either run, with its columns except
-    `source`, `low` and `high`; `a` and `b` are the values, `ratio` is b / a. If each run has one device, the
-    devices may differ. Raises InputError if the studies differ."""
-    study = a.scenario.study
-    if b.scenario.study != study:
-        raise InputError(f"compare: studies {study} and {b.scenario.study} have no figures in common")
-    frames = a.frame(), b.frame()
+def compare(a: Result | str | Path, b: Result | str | Path) -> "pd.DataFrame":
+    """Compares two runs of the same study, each a result or the path of a run directory: a row for each
+    figure of either run, with its columns except `source`, `low` and `high`; `a` and `b` are the values,
+    `ratio` is b / a. If each run has one device, the devices may differ. Raises InputError if the studies
+    differ, or a directory is no run's."""
+    (study, *_), (of_b, *_) = sides = _figures(a, "a"), _figures(b, "b")
+    if of_b != study:
+        raise InputError(f"compare: studies {study} and {of_b} have no figures in common")
+    frames = [frame for _, frame in sides]
     apart = [] if all(frame["device"].nunique() == 1 for frame in frames) else ["device"]
     keys = [name for name in COLUMNS[study] if name not in {*FIGURE, "device"}] + apart + ["unit"]
     one, other = (
@@ -251,6 +252,36 @@ def compare(a: Result, b: Result) -> "pd.DataFrame":
     )
     merged = one.merge(other, on=keys, how="outer", sort=False)
     return merged.assign(ratio=merged["b"] / merged["a"])
+
+
+def _figures(given: Any, name: str) -> tuple[str, "pd.DataFrame"]:
+    """Returns the study of a run and its figures, as `Result.frame` has them. Raises InputError."""
+    if isinstance(given, Result):
+        return given.scenario.study, given.frame()
+    if not isinstance(given, str | PathLike):
+        raise InputError(f"compare: {name} is {_said(given)}; a result, or a run directory's path, is needed")
+    import pandas as pd  # noqa: PLC0415
+
+    file = Path(given) / rundir.RESULTS
+    if not file.is_file():
+        raise InputError(f"{given}: is no run directory: {file.name} is missing")
+    head, rows = read_cells(file)
+    study = rows[0][head.index("study")] if rows and "study" in head else ""
+    if study not in COLUMNS or head != [*COLUMNS[study]]:
+        raise InputError(f"{file}: has not the columns of any study's results")
+    values = [[_value(study, *cell, str(file)) for cell in zip(head, row, strict=True)] for row in rows]
+    return study, pd.DataFrame(values, columns=head)
+
+
+def _value(study: str, column: str, cell: str, where: str) -> Any:
+    """Returns the value in a cell of results.csv, None where a number is empty. Raises InputError."""
+    kind = COLUMNS[study][column].type
+    if kind == "text":
+        return cell
+    try:
+        return (int(cell) if kind == "integer" else float(cell)) if cell else None
+    except ValueError:
+        raise InputError(f"{where}: {column}: {shown(cell)} is no number") from None
 
 
 # -- on this machine -------------------------------------------------------------------------------------

@@ -30,15 +30,16 @@ from simcore.studies.common import Outcome, flat
 
 # A directory with this file and no files besides FILES was written by a run.
 MARK = "provenance.json"
+RESULTS = "results.csv"
 # Files of every run; a report can be built from fewer.
-EVERY_RUN = ("summary.json", "scenario.yaml", "results.csv", MARK)
+EVERY_RUN = ("summary.json", "scenario.yaml", RESULTS, MARK)
 POINTS = "points.csv"
 EVERY_PLAN = ("summary.json", "plan.yaml", POINTS, MARK)
 TRACE, PREDICTED_TRACE = "trace.json.gz", "predicted_trace.json.gz"
 FILES = frozenset(
     {
         "scenario.yaml",
-        "results.csv",
+        RESULTS,
         "schema.json",
         "comparison.csv",
         "steps.parquet",
@@ -129,7 +130,7 @@ def write(
     """Writes all files of a run except its report."""
     document = yaml.safe_dump(dict(scenario), sort_keys=False, allow_unicode=True)
     (folder / "scenario.yaml").write_text(document, encoding="utf-8", errors="backslashreplace")
-    _write_csv(folder / "results.csv", [flat(study, row) for row in outcome.rows], [*COLUMNS[study]])
+    _write_csv(folder / RESULTS, [flat(study, row) for row in outcome.rows], [*COLUMNS[study]])
     metrics = ((row.metric, row.unit) for row in outcome.rows)
     _write_json(folder / "schema.json", schema(study, metrics, outcome.tables))
     if comparison:

@@ -17,6 +17,7 @@ import simcore
 from simcore.api import setting_texts
 from simcore.input.files import InputError
 from simcore.scenario import set_field
+from simcore.studies.columns import COLUMNS
 from tests.command_line import call
 from tests.thorough import slow, thorough
 
@@ -129,6 +130,41 @@ def test_two_runs_are_compared_figure_by_figure() -> None:
         assert pd.isna(latency.loc[(label, 8192), "a"])
     with pytest.raises(InputError, match="studies decode and serving"):
         simcore.compare(one, simcore.run(SERVING, jobs=1))
+
+
+@pytest.mark.parametrize("document", [DECODE, SERVING])
+def test_a_result_and_a_run_directory_are_compared(document: Mapping[str, Any], tmp_path: Path) -> None:
+    one = simcore.run(document, jobs=1)
+    other = simcore.run(document, settings=["device=h100-sxm"], jobs=1)
+    folder = other.write(tmp_path / "run")
+    pd.testing.assert_frame_equal(simcore.compare(one, folder), simcore.compare(one, other))
+    pd.testing.assert_frame_equal(simcore.compare(str(folder), one), simcore.compare(other, one))
+    pd.testing.assert_frame_equal(simcore.compare(folder, folder), simcore.compare(other, other))
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (None, "is no run directory: results.csv is missing"),
+        ("", "results.csv: has not the columns"),
+        ("study,value\nserving,1\n", "results.csv: has not the columns"),
+        (
+            ",".join(COLUMNS["decode"]) + "\ndecode" + ",x" * (len(COLUMNS["decode"]) - 1),
+            "results.csv: ranks: 'x' is no number",
+        ),
+    ],
+)
+def test_a_folder_that_is_no_runs_is_not_compared(content: str | None, says: str, tmp_path: Path) -> None:
+    if content is not None:
+        (tmp_path / "results.csv").write_text(content)
+    with pytest.raises(InputError, match=says):
+        simcore.compare(simcore.run(DECODE, jobs=1), tmp_path)
+
+
+@pytest.mark.parametrize("given", [None, 5, {"name": "d"}])
+def test_what_is_no_run_is_not_compared(given: Any) -> None:
+    with pytest.raises(InputError, match=r"compare: b is .*; a result, or a run directory's path, is needed"):
+        simcore.compare(simcore.run(DECODE, jobs=1), given)
 
 
 def test_runs_on_one_device_each_are_compared_whatever_it_is() -> None:
