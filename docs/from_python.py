@@ -34,7 +34,7 @@ requests = result.requests()
 print((requests["first_token_s"] - requests["arrival_s"]).describe())
 
 # %% What if the card had twice the memory rate? `settings` change fields as --set does.
-faster = simcore.run(chat, settings=["device.change={hbm_bytes_per_s: {times: 2}}"])
+faster = simcore.run(chat, settings={"device.change": {"hbm_bytes_per_s": {"times": 2}}})
 both = simcore.compare(result, faster)
 print(both[both["metric"].isin(["tpot_p50_s", "ttft_p99_s"])].to_string(index=False))
 
@@ -42,4 +42,7 @@ print(both[both["metric"].isin(["tpot_p50_s", "ttft_p99_s"])].to_string(index=Fa
 with tempfile.TemporaryDirectory() as folder:
     page = result.report(Path(folder) / "chat.html")
     print(page.name, page.stat().st_size > 0)
-    print(sorted(path.name for path in result.write(Path(folder) / "run").iterdir()))
+    run = result.write(Path(folder) / "run")
+    print(sorted(path.name for path in run.iterdir()))
+    # A run directory can be compared too.
+    print(len(simcore.compare(run, faster)) == len(both))
