@@ -228,7 +228,7 @@ def judged(lines: Sequence[Mapping[str, Any]], limits: Mapping[str, float], *, e
         cells.append(f"{line['devices']:,}")
         cells += ["-" if line["rate_per_s"] is None else f"{line['rate_per_s']:.4g}"] if rates else []
         cells.append(VERDICTS[line["verdict"]] + (", best" if line["best"] else ""))
-        cells += [escape(plain(line[name], 20)) for name in varied]
+        cells += ["-" if line[name] is None else escape(plain(line[name], 20)) for name in varied]
         cells += ["-" if line[name] is None else _plain_value(name, line[name]) for name in limits]
         cells += [f"{line['cost_per_hour'] or 0.0:.4g}"] if prices else []
         if energy:

@@ -1575,13 +1575,32 @@ def test_a_kind_that_varies_to_none_leaves_nothing_of_the_others(tmp_path: Path)
         document = {"base": {**SCALED, "autoscaling": given}, "question": "grid", "vary": vary}
         asked = load_plan(written(tmp_path, document))
         found = alternatives(asked, Benches("plan", 1), any_devices=False)
-        assert found.left_out == {}
         rules = [one.point.case.scaling for one in found.every]
         assert [rule and (rule.target, rule.check_s) for rule in rules] == [
-            *[None] * 2,
+            None,
             ([2.0], [0.01]),
             ([4.0], [0.01]),
         ]
+        # Without a rule the target counts for nothing: one point in place of two.
+        assert list(found.left_out.values()) == [1]
+        assert [one.settings[f"{path}.target"] for one in found.every] == [None, 2, 4]
+        assert "the same as one before" in next(iter(found.left_out))
+
+
+def test_points_that_are_the_same_are_on_the_page_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    vary = {"autoscaling.kind": ["open_requests", "none"], "autoscaling.target": [2, 4]}
+    written(tmp_path, {"base": SCALED, "question": "grid", "vary": vary, "replicas": 2})
+    result = CliRunner().invoke(cli.app, ["plan", "plan.yaml", "--jobs", "1"])
+    assert result.exit_code == 0, result.output
+    (folder,) = (tmp_path / "runs").glob("*/plan")
+    points = json.loads((folder / "points.json").read_text())
+    assert [point["vary.autoscaling.target"] for point in points] == [2, 4, None]
+    (note,) = json.loads((folder / "summary.json").read_text())["notes"]
+    assert note.startswith("left out, 1 of them: the same as one before")
+    assert (folder / "report.html").is_file()
 
 
 @pytest.mark.parametrize("value", [None, "nine"])

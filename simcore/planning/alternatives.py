@@ -2,7 +2,8 @@
 
 alternatives = points of `vary` * cases of the scenario at each (devices, strategies, variants, loads)
 
-What cannot be (ranks that do not divide devices, a model that does not fit) is left out and counted.
+What cannot be (ranks that do not divide devices, a model that does not fit) is left out and counted, and so
+is what is the same as another point.
 """
 
 import copy
@@ -11,23 +12,26 @@ from dataclasses import dataclass, field, replace
 from math import lcm
 from typing import Any
 
-from simcore.input.fields import listed
+from simcore.input.fields import TAGS, listed
 from simcore.input.files import InputError
 from simcore.models.errors import ModelError
 from simcore.planning.faults import of_value
 from simcore.planning.points import Benches, Point, why_not
-from simcore.planning.whatif import Asked
+from simcore.planning.whatif import NONE, Asked
 from simcore.scenario import put, scenario_of
 from simcore.studies.serving.scenario import ServingScenario
 from simcore.workload.spec import ClosedLoop, OfTenants, TraceArrivals, Workload
 
 # Devices of a server that are tried where a scenario's strategy does not say how many.
 RANKS = (1, 2, 4, 8)
+# Why a point is not judged whose fields are those of one before, as beside a kind none.
+SAME = "the same as one before, which is judged once"
 
 
 @dataclass(frozen=True, eq=False)
 class Alternative:
-    """A way of running. `settings`: the values of the varied fields; `document`: the fields of its scenario,
+    """A way of running. `settings`: the values of the varied fields, None where one counts for
+    nothing; `document`: the fields of its scenario,
     before what a search changes."""
 
     point: Point
@@ -61,15 +65,21 @@ def alternatives(asked: Asked, benches: Benches, *, any_devices: bool) -> Altern
         raise InputError(f"{asked.where}: fleets: {says}, with vary: {{fleets.0.0.servers: [1, 2]}} say")
     found = Alternatives()
     first: ValueError | None = None
+    seen: set[str] = set()
     for settings in asked.settings(asked.seed):
         try:
             document = asked.with_settings(settings)
+            mark = repr(document)
+            if mark in seen:
+                found.leave_out(SAME)
+                continue
             if any_devices:
                 _open_devices(document)
             scenario = scenario_of(copy.deepcopy(document), asked.where, asked.folder)
             if not isinstance(scenario, ServingScenario):
                 raise InputError(f"{asked.where}: study: is {scenario.study!r}, which no plan may vary")
             points = benches.points(scenario)
+            seen.add(mark)
         except (InputError, ModelError) as error:
             if (bad := of_value(asked, "", settings, error)) is not None:
                 raise bad from None
@@ -79,12 +89,23 @@ def alternatives(asked: Asked, benches: Benches, *, any_devices: bool) -> Altern
         for point in points:
             reason = why_not(_smallest(benches, point) if any_devices else point)
             if reason is None:
-                found.every.append(Alternative(point, settings, document))
+                found.every.append(Alternative(point, _that_count(settings), document))
             else:
                 found.leave_out(reason)
     if not found.every:
         raise first or InputError(f"{asked.where}: nothing can be run; {next(iter(found.left_out))}")
     return found
+
+
+def _that_count(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the values of the varied fields, None for those that are left aside beside a kind none."""
+    tags = [path.rpartition(".") for path, value in settings.items() if value == NONE]
+    aside = [(f"{place}.", f"{place}.{last}") for place, _, last in tags if last in TAGS]
+
+    def counts(path: str) -> bool:
+        return not any(path.startswith(begin) and path != tag for begin, tag in aside)
+
+    return {path: value if counts(path) else None for path, value in settings.items()}
 
 
 def _open_devices(document: dict[str, Any]) -> None:
