@@ -1603,6 +1603,27 @@ def test_points_that_are_the_same_are_on_the_page_once(
     assert (folder / "report.html").is_file()
 
 
+def test_where_nothing_holds_for_sure_the_nearest_that_may_hold_is_named(tmp_path: Path) -> None:
+    """Three replicas are too few to be sure of means near the limit, and of three equal shares."""
+    plan = planned(
+        tmp_path,
+        {
+            "base": SCALED,
+            "question": "grid",
+            "vary": {"autoscaling.kind": ["none", "open_requests"], "autoscaling.target": [2, 8]},
+            "constraints": {"device_time_saved": 0.69},
+            "replicas": 3,
+        },
+    )
+    assert [line["verdict"] for line in plan.lines] == ["fails", "unsure", "unsure"]
+    way = "continuous batching, 2,048 tokens a step, autoscaled to 8 open requests"
+    none, nearest = plan.answer.split(". 4 h200-sxm ")
+    assert none == "None of 3 points keeps device time saved at least 0.69 for sure"
+    assert nearest.startswith(f"({way}, ")
+    end = "would not do for sure: device time saved 0.75 (limit 0.69); more replicas would tell."
+    assert nearest.endswith(end)
+
+
 @pytest.mark.parametrize("value", [None, "nine"])
 def test_a_kind_that_is_none_of_autoscaling_is_one_line(value: Any, tmp_path: Path) -> None:
     vary = {"autoscaling.kind": [value, "open_requests"]}

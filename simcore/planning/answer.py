@@ -41,7 +41,7 @@ def _by_load(asked: Asked, result: PlanResult, says: Callable[[Tried, str], str]
         load = _load(group[0].alternative.point.case.axes)
         if winner is None:
             sentences.append(
-                f"Nothing that was tried keeps {_limits(asked.limits)} at {load}.{_closest(group)}"
+                f"Nothing that was tried keeps {_limits(asked.limits)} at {load}.{_closest(asked, group)}"
             )
             continue
         reached = _reached(asked.limits, winner.judged, brief=bool(sentences))
@@ -92,7 +92,7 @@ def _of_rate(
     asked: Asked, result: PlanResult, i: int, group: Sequence[Answered], winner: Tried | None
 ) -> str:
     if winner is None:
-        return f"Nothing that was tried keeps {_limits(asked.limits)} at any rate.{_closest(group)}"
+        return f"Nothing that was tried keeps {_limits(asked.limits)} at any rate.{_closest(asked, group)}"
     worse = beyond(group, winner)
     says = (
         f"{devices(winner)} {_carry(winner)} up to {_load(winner.point.case.axes)} with"
@@ -142,7 +142,9 @@ def _grid(asked: Asked, result: PlanResult) -> str:
     best = [one for one in result.winners if one is not None]
     if not best:
         (group,) = result.groups
-        return f"None of {len(result.tried):,} points keeps {_limits(asked.limits)}.{_closest(group)}"
+        sure = " for sure" if any(one.judged.verdict == "unsure" for one in result.tried) else ""
+        none = f"None of {len(result.tried):,} points keeps {_limits(asked.limits)}{sure}"
+        return f"{none}.{_closest(asked, group)}"
     held = f" keep {_limits(asked.limits)}" if asked.limits else " can run"
     first = best[0]
     if len(best) == 1:
@@ -228,10 +230,14 @@ def _fails(judged: Judged) -> str:
     return f"{'would not do' if judged.verdict == 'fails' else 'would not do for sure'}: {judged.why}"
 
 
-def _closest(group: Sequence[Answered]) -> str:
-    """Returns why the point that came next to holding does not hold."""
-    last = next((one.next_worse for one in group if one.next_worse is not None), None)
-    return f" {devices(last)} {_fails(last.judged)}." if last else ""
+def _closest(asked: Asked, group: Sequence[Answered]) -> str:
+    """Returns why the point that came next to holding does not hold; one that may hold goes before."""
+    worse = [one.next_worse for one in group if one.next_worse is not None]
+    unsure = [one for one in worse if one.judged.verdict == "unsure"]
+    if unsure:
+        near = min(unsure, key=lambda one: one.judged.used(asked.limits))
+        return f" {devices(near)} {_fails(near.judged)}; more replicas would tell."
+    return f" {devices(worse[0])} {_fails(worse[0].judged)}." if worse else ""
 
 
 def _limiting(judged: Judged) -> str:
