@@ -445,6 +445,8 @@ def test_values_are_put_together_as_asked(tmp_path: Path) -> None:
         ({"vary": {"workload.arrivals.rate_per_s": [1.0]}, "question": "rate"}, "question rate searches"),
         ({"vary": {"device": ["h200-xsm"]}}, "vary.device: "),
         ({"constraints": {"ttft_p99_s": -1.0}}, "a number above 0"),
+        ({"constraints": {"server_starts": -1}}, "server_starts: is -1; 0 or more is needed"),
+        ({"constraints": {"goodput_per_s": 0}}, "goodput_per_s: is 0; a number above 0 is needed"),
         ({"constraints": {"slo_attainment": 2.0}}, "a share from 0 to 1"),
         ({"certainty": 1.0}, "certainty"),
         ({"replicas": 1}, "replicas"),

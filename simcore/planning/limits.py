@@ -63,8 +63,10 @@ def limits(given: Mapping[str, float], where: str, tenants: Iterable[str] = ()) 
         if name not in known:
             raise InputError(f"{where}: {plain(name)}: no such metric{nearest(name, known)}")
         most = _most(name)
-        if not 0.0 <= given[name] <= most or (given[name] == 0.0 and name.endswith("_s")):
-            allowed = f"a share from 0 to {most:g}" if most == 1.0 else "a number above 0"
+        above = name.endswith("_s")
+        if not 0.0 <= given[name] <= most or (given[name] == 0.0 and above):
+            number = "a number above 0" if above else "0 or more"
+            allowed = f"a share from 0 to {most:g}" if most == 1.0 else number
             raise InputError(f"{where}: {name}: is {given[name]:g}; {allowed} is needed")
     return tuple(Limit(name, value, metric(STUDY, name).better != "higher") for name, value in given.items())
 
