@@ -1570,6 +1570,18 @@ def test_energy_and_cost_are_of_the_time_for_which_servers_hold_their_devices(tm
     assert (always.judged.mean("server_starts"), always.judged.mean("mean_servers")) == (0.0, 4.0)
 
 
+@pytest.mark.parametrize("limits", [{}, {"e2e_p99_s": 10.0}])
+def test_the_answer_of_the_lowest_cost_says_the_cost(limits: dict[str, float], tmp_path: Path) -> None:
+    asked = {"question": "grid", "objective": "lowest_cost", "cost_per_hour": {"h200-sxm": 3.0}}
+    base = {**BASE, "slo": {}}
+    plan = planned(tmp_path, {"base": base, **asked, "vary": {"devices": [2, 1]}, "constraints": limits})
+    (best,) = [line for line in plan.lines if line["best"]]
+    a_million = best["cost_per_million_output_tokens"]
+    costs = f"a cost of 3 an hour, {a_million:.3g} per million output tokens, 95 % sure after"
+    assert a_million == pytest.approx(3.0 / 3600.0 / (200.0 * 5.5) * 1e6, rel=0.05)
+    assert (f" and {costs}" if limits else f", with {costs}") in plan.answer
+
+
 def test_a_kind_that_varies_to_none_leaves_nothing_of_the_others(tmp_path: Path) -> None:
     """Of autoscaling as a mapping or in a list, with fields of other kinds given or varied too."""
     for given, path in (({**RULE}, "autoscaling"), ([{**RULE}], "autoscaling.0")):

@@ -68,9 +68,7 @@ def _carry(one: Tried) -> str:
 
 def _cost(asked: Asked, result: PlanResult) -> str:
     def says(winner: Tried, load: str) -> str:
-        per_million = cost_per_million(winner)
-        each = "" if per_million is None else f", {per_million:.3g} per million output tokens"
-        return f"Cheapest for {load}: {devices(winner)}, {winner.cost_per_hour:g} an hour{each},"
+        return f"Cheapest for {load}: {devices(winner)}, {', '.join(_costs(winner))},"
 
     return _by_load(asked, result, says)
 
@@ -149,18 +147,28 @@ def _grid(asked: Asked, result: PlanResult) -> str:
     first = best[0]
     if len(best) == 1:
         of = f"best is {devices(first)} at {_load(first.point.case.axes)}"
-        energy = _energy(asked, first)
-        reached = [] if energy and not asked.limits else [_reached(asked.limits, first.judged)]
-        return f"{count}{held}; {of}, with {' and '.join([*reached, *energy])}{_sure(asked, first)}."
+        wanted = _of_objectives(asked, first)
+        reached = [] if wanted and not asked.limits else [_reached(asked.limits, first.judged)]
+        return f"{count}{held}; {of}, with {' and '.join([*reached, *wanted])}{_sure(asked, first)}."
     names = "; ".join(f"{devices(one)} at {_load(one.point.case.axes)}" for one in best[:MOST_LISTED])
     more = f" and {len(best) - MOST_LISTED} more" if len(best) > MOST_LISTED else ""
     return f"{count}{held}; {len(best)} of them are on the Pareto front: {names}{more}."
 
 
-def _energy(asked: Asked, one: Tried) -> list[str]:
-    joules = joules_per_token(one)
-    wanted = any(name == "lowest_energy" for name, _ in objectives(asked))
-    return [f"at most {joules:.3g} J per output token"] if wanted and joules is not None else []
+def _of_objectives(asked: Asked, one: Tried) -> list[str]:
+    """Returns a point's cost and its energy, each if it is an objective."""
+    wanted = {name for name, _ in objectives(asked)}
+    joules = joules_per_token(one) if "lowest_energy" in wanted else None
+    energy = [] if joules is None else [f"at most {joules:.3g} J per output token"]
+    costs = _costs(one) if "lowest_cost" in wanted else []
+    return [*([f"a cost of {', '.join(costs)}"] if costs else []), *energy]
+
+
+def _costs(one: Tried) -> list[str]:
+    """Returns what a point costs, where that is known: "12 an hour", "0.5 per million output tokens"."""
+    per_million = cost_per_million(one)
+    each = [] if per_million is None else [f"{per_million:.3g} per million output tokens"]
+    return [] if one.cost_per_hour is None else [f"{one.cost_per_hour:.6g} an hour", *each]
 
 
 # -- parts of sentences -------------------------------------------------------------------------------------
