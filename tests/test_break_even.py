@@ -288,6 +288,12 @@ def test_a_combination_that_cannot_be_is_left_out(tmp_path: Path) -> None:
     assert {line["vary.context_tokens"] for line in found.lines} == {64}
 
 
+def test_a_plan_with_every_default_written_out_is_asked_again(tmp_path: Path) -> None:
+    first = asked(tmp_path)
+    again = load_plan(written(tmp_path, first.as_asked()))
+    assert again.as_asked() == first.as_asked()
+
+
 @pytest.mark.parametrize(
     ("more", "says"),
     [
@@ -309,6 +315,9 @@ def test_a_combination_that_cannot_be_is_left_out(tmp_path: Path) -> None:
         ({"vary": {"strategies.0.kind": ["tensor_parallel", "tp"]}}, "vary.strategies.0.kind: is 'tp'"),
         ({"vary": {"device.change.hbm_bytes_per_second": [-1]}}, "hbm_bytes_per_second"),
         ({"fields": {"batch": {"a": "batch"}}}, "fields.batch: is said by base, and this plan has no bases"),
+        ({"objective": "lowest_cost"}, "objective: is of no use to question break_even; leave it out"),
+        ({"objective": ["fewest_devices"]}, "objective: is of no use to question break_even"),
+        ({"cost_per_hour": {"h200-sxm": 3.0}}, "cost_per_hour: is of no use to question break_even"),
         ({"question": "devices"}, "question devices is of study serving; break_even is of any"),
         ({"base": {**DECODE, "study": "decod"}}, "study: is 'decod'; one of decode"),
     ],

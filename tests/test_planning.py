@@ -1512,6 +1512,16 @@ def test_the_command_line_names_every_question() -> None:
     assert cli.QUESTIONS.split("|") == list(QUESTIONS)
 
 
+def test_a_question_without_a_name_is_refused(tmp_path: Path) -> None:
+    """Also where the file has one, or fields that vary."""
+    for more in ({}, {"question": "devices"}, {"vary": {"devices": [1, 2]}}):
+        path = written(tmp_path, {"base": BASE, **more})
+        result = CliRunner().invoke(cli.app, ["plan", str(path), "--question="])
+        says = f"--question '': no such question (allowed: {', '.join(QUESTIONS)})"
+        assert isinstance(result.exception, InputError)
+        assert str(result.exception) == says
+
+
 def test_presets_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         cli.main(["slos"])

@@ -34,6 +34,8 @@ Question = Literal["devices", "rate", "cost", "strategy", "grid", "break_even"]
 QUESTIONS: tuple[str, ...] = get_args(Question)
 Objective = Literal["fewest_devices", "lowest_cost", "highest_rate", "lowest_latency", "lowest_energy"]
 OBJECTIVES: tuple[str, ...] = get_args(Objective)
+# The objective where none is given.
+LEAST: Objective = "fewest_devices"
 RATES_OF = tuple(f"workload.arrivals.{name}" for name in ("rate_per_s", "interval_s", "rate_scale"))
 # Near the highest rate a percentile varies most: with 30 runs some 4 % below it would stay unsure.
 REPLICAS, RATE_REPLICAS = 30, 100
@@ -222,7 +224,7 @@ class Whatif(Strict):
     objective: Annotated[
         Annotated[list[Objective], Field(min_length=1)] | Objective, BeforeValidator(_objectives)
     ] = Field(
-        "fewest_devices",
+        LEAST,
         description="of a grid: what is best of the points that hold; several: Pareto front",
     )
     certainty: float = Field(0.95, ge=0.5, le=0.9999, description="how sure a verdict has to be")
@@ -443,11 +445,12 @@ def load_plan(
     if sensitivity:
         whatif = whatif.model_copy(update={"sensitivity": True})
     every = _scenarios(whatif, path, folder, [setting for setting in settings if setting not in own])
-    asked = question or whatif.question or ("grid" if whatif.vary else None)
+    asked = question if question is not None else whatif.question or ("grid" if whatif.vary else None)
     if asked is None:
         raise InputError(f"{path}: question: is missing; one of {', '.join(QUESTIONS)} is needed")
     if asked not in QUESTIONS:
-        raise InputError(f"--question {plain(asked)}: no such question{nearest(asked, QUESTIONS)}")
+        shown_as = plain(asked) or "''"
+        raise InputError(f"--question {shown_as}: no such question{nearest(asked, QUESTIONS)}")
     _check_searched(whatif, asked, str(path))
     for based in every.values():
         _check_study(based.document, asked, based.where)
@@ -543,6 +546,8 @@ def _check_searched(whatif: Whatif, question: str, where: str) -> None:
         "slo": question == BREAK_EVEN and whatif.slo is not None,
         "sensitivity": question == BREAK_EVEN and whatif.sensitivity,
         "replicas": question == BREAK_EVEN and whatif.replicas is not None,
+        "objective": question == BREAK_EVEN and whatif.objective != LEAST,
+        "cost_per_hour": question == BREAK_EVEN and bool(whatif.cost_per_hour),
     }
     for name in (name for name, given in useless.items() if given):
         raise InputError(f"{where}: {name}: is of no use to question {question}; leave it out")
