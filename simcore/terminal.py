@@ -196,7 +196,9 @@ def leads(found: Sequence[Mapping[str, Any]], everywhere: Sequence[Mapping[str, 
             cells += [escape(lead["in_words"]), "the same", "-"]
             unsure = lead["unsure"]
         stretches = [f"{_at(low, 'first')} to {_at(high, 'last')}" for low, high in unsure]
-        table.add_row(*cells, " and ".join(stretches) or "-")
+        none = "no interval" if lead["chance"] else "-"
+        known = not lead["chance"] or any(low != high or low is None for low, high in unsure)
+        table.add_row(*cells, (" and ".join(stretches) if known else "") or none)
     return table, len(names)
 
 

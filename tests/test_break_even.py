@@ -10,20 +10,21 @@ import yaml
 from typer.testing import CliRunner
 
 import simcore
-from simcore import cli
+from simcore import cli, rundir
 from simcore.input.files import InputError
 from simcore.planning import break_even
 from simcore.planning.break_even import Case, answer_of, grid, short, sweep
 from simcore.planning.plan import run
 from simcore.planning.whatif import Asked, load_plan
 from simcore.reports import build
-from tests.test_planning import silent, written
+from tests.test_planning import BASE, silent, written
 from tests.thorough import slow
 
 DECODE: dict[str, Any] = {
     "name": "tiny", "study": "decode", "device": "h200-sxm", "profile": "none", "model": "llama-3.1-8b",
     "context_tokens": 64, "strategies": [{"kind": "tensor_parallel", "ranks": [1, 2]}],
 }  # fmt: skip
+RATE = "workload.arrivals.rate_per_s"
 Lines = Mapping[str, Callable[[float], float]]
 
 
@@ -277,6 +278,45 @@ def test_the_command_line_writes_the_leads_and_a_page(
     page = build(folder).read_text("utf-8")
     assert "Who leads" in page
     assert "tensor parallel, 1 device" in page
+
+
+@pytest.mark.parametrize("replicas", [1, 3])
+def test_one_replica_has_no_interval_and_says_so(
+    replicas: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One strategy leads everywhere. With more replicas there are intervals."""
+    monkeypatch.chdir(tmp_path)
+    strategies = [{"kind": "continuous_batching", "ranks": 1, "token_budget": [64, 2048]}]
+    base = {**BASE, "strategies": strategies, "replicas": replicas, "price_interval": False}
+    plan = {"base": base, "question": "break_even", "over": RATE, "between": [1, 4000]}
+    written(tmp_path, plan)
+    result = CliRunner().invoke(cli.app, ["plan", "plan.yaml", "--jobs", "1"])
+    assert result.exit_code == 0, result.output
+    (folder,) = (tmp_path / "runs").glob("*/plan")
+    summary, page = json.loads((folder / "summary.json").read_text()), (folder / "report.html").read_text()
+    alone = replicas == 1
+    assert (
+        "one replica has no interval; more `replicas` of the scenario would give one" in summary["answer"]
+    ) == alone
+    assert ("no interval" in result.stdout) == alone
+    assert ("One replica has no interval" in page, "no interval<" in page) == (alone, alone)
+
+
+def test_a_note_names_the_last_column_only_where_it_stands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for half, overlap in ((0.0, False), (0.75, True)):
+        drawn(monkeypatch, {"a": lambda x: x, "b": lambda x: x + 1.0}, half)
+        found = run(asked(tmp_path), jobs=1, progress=silent)
+        folder = tmp_path / f"{half}"
+        folder.mkdir()
+        rundir.write_plan(
+            folder, found.asked.as_asked(), found.lines, found.summary(), found.provenance("", 0.0)
+        )
+        page = build(folder).read_text("utf-8")
+        assert "Bars are the intervals of the prices" in page
+        assert ("the two values in the last column" in page) == overlap
+        assert ("neither for sure" in page) == overlap
 
 
 def test_a_combination_that_cannot_be_is_left_out(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from simcore.reports.text import in_figure, known, recorded
 
 QUESTION, MOST_TILES = "break_even", 4
 OVER_LEADER, AS_IT_IS = "over the leader's", "as it is"
+ONE_REPLICA = "One replica has no interval; more replicas of the scenario would give one."
 Lead = dict[str, Any]
 
 
@@ -53,9 +54,11 @@ def leads(plan: Planned) -> list[Section]:
         ("neither for sure", "l", _unsure),
     )
     table = parts.without_empty_columns(table)
-    return [
-        parts.section("plan", "break-even", {"field": field}, plots=[plot], table=table if rows else None)
-    ]
+    overlap = "; between the two values in the last column they overlap" if any(map(_overlaps, rows)) else ""
+    notes = [ONE_REPLICA] if any(row.get("chance") for row in rows) else []
+    words = {"field": field, "overlap": overlap}
+    table_of = table if rows else None
+    return [parts.section("plan", "break-even", words, plots=[plot], table=table_of, notes=notes)]
 
 
 def _compared(plan: Planned) -> str:
@@ -142,11 +145,18 @@ def _whole(value: float) -> str:
     return recorded(_plain(value))
 
 
+def _overlaps(lead: Lead) -> list[Any]:
+    """Returns between which values intervals overlap; those of single replicas have no interval to do so."""
+    stretches = lead["unsure"] if "unsure" in lead else [lead["between"]]
+    return [one for one in stretches if not lead.get("chance") or one[0] != one[1] or one[0] is None]
+
+
 def _unsure(lead: Lead) -> str:
-    return " and ".join(
+    words = " and ".join(
         f"{'first' if low is None else recorded(low)} to {'last' if high is None else recorded(high)}"
-        for low, high in (lead["unsure"] if "unsure" in lead else [lead["between"]])
+        for low, high in _overlaps(lead)
     )
+    return words or ("no interval" if lead.get("chance") else "")
 
 
 def drawn(

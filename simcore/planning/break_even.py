@@ -32,6 +32,11 @@ from simcore.workload.spec import ClosedLoop, ConstantArrivals, ConstantLength, 
 VALUES, FAR = 5, 8.0
 # Sentences of an answer.
 MOST_SENTENCES = 6
+# Said where figures are drawn once.
+OF_ONE_REPLICA = (
+    "How sure this is stays open: one replica has no interval; more `replicas` of the scenario"
+    " would give one."
+)
 # How warnings of percentiles of few requests begin, which say how far chance goes.
 TOO_FEW = "too few requests"
 # Columns that tell cases of one place apart.
@@ -45,7 +50,8 @@ EVERYWHERE: tuple[Stretch, ...] = ((None, None),)
 @dataclass(frozen=True)
 class Case:
     """A case at one value of the field. `place`: what it shares with its rivals; `low`, `high`: the interval
-    of the metric, the value itself where none is known; `base`: its scenario among several."""
+    of the metric, the value itself where none is known; `base`: its scenario among several; `chance`: whether
+    it is of a single replica of something drawn, without an interval."""
 
     label: str
     device: str
@@ -56,12 +62,14 @@ class Case:
     low: float
     high: float
     base: str = ""
+    chance: bool = False
 
 
 @dataclass(frozen=True)
 class Lead:
     """The lead passes from one case to another. `at`: the value of the field; `between`: the values between
-    which neither leads for sure, None where intervals leave it open to an end of the range."""
+    which neither leads for sure, None where intervals leave it open to an end of the range; `chance`: whether
+    one of both is of a single replica, so that they are not known."""
 
     settings: Mapping[str, Any]
     place: str
@@ -69,6 +77,7 @@ class Lead:
     after: str
     at: float
     between: Stretch
+    chance: bool = False
 
 
 @dataclass(frozen=True)
@@ -84,7 +93,8 @@ class First:
     """Who leads at the least value of the field, and the first and last value at which something runs.
     `unsure`: if it leads everywhere, where it does not lead for sure, but for cases that are equal;
     `equal`: those that lead together at two neighbours of the grid at least; `gaps`: values of the grid in
-    between at which nothing runs."""
+    between at which nothing runs; `chance`: whether some case is of a single replica, so that where it leads
+    for sure is not known."""
 
     label: str
     since: float
@@ -92,6 +102,7 @@ class First:
     unsure: tuple[Stretch, ...] = ()
     equal: tuple[Equal, ...] = ()
     gaps: tuple[float, ...] = ()
+    chance: bool = False
 
 
 @dataclass(frozen=True)
@@ -191,7 +202,10 @@ def _cases(
         if not rows:
             raise InputError(f"{asked.every[base].where}: metric: {name}: no case of this scenario has it")
         units[base] = rows[0].unit
-        found += _of_base(asked, base, scenario, rows) if base else [_case(row, asked) for row in rows]
+        own = _of_base(asked, base, scenario, rows) if base else [_case(row, asked) for row in rows]
+        found += [
+            replace(case, chance=_by_chance(scenario, row)) for case, row in zip(own, rows, strict=True)
+        ]
     if len({*units.values()}) > 1:
         listed = ", ".join(f"{base} has {unit or 'plain numbers'}" for base, unit in units.items())
         raise InputError(f"{asked.file}: metric: {listed}; one unit is needed")
@@ -229,6 +243,12 @@ def _firm(warnings: Iterable[str], scenario: Scenario) -> Iterator[str]:
     """Yields warnings, but those of chance only where something is drawn."""
     drawn = not isinstance(scenario, ServingScenario) or _draws(scenario.workload)
     yield from (each for each in warnings if drawn or not each.startswith(TOO_FEW))
+
+
+def _by_chance(scenario: Scenario, row: Row) -> bool:
+    """Whether a figure is that of a single replica of something drawn, and has no interval."""
+    alone = isinstance(scenario, ServingScenario) and scenario.replicas == 1 and _draws(scenario.workload)
+    return alone and row.low is None and row.high is None
 
 
 def _draws(workload: Workload) -> bool:
@@ -355,14 +375,16 @@ def _at_place(
     # The lead may pass across a gap.
     values = [value for value in values if value not in gaps]
     led = _leaders([leading(value) for value in values])
-    first = First(led[values.index(runs[0])], runs[0], runs[-1], equal=_equal(runs, leading), gaps=gaps)
+    chance = {case.label for value in runs for case in own(value) if case.chance}
+    begin, equals = led[values.index(runs[0])], _equal(runs, leading)
+    first = First(begin, runs[0], runs[-1], equal=equals, gaps=gaps, chance=bool(chance))
     leads = []
     for i, (before, after) in enumerate(pairwise(led)):
         if before and after and before != after:
             both = {before, after}
             equal = both <= {*leading(values[i])} and any(both <= {*one.labels} for one in first.equal)
             at, between = _Gap(asked, cases, place, before, after, equal).passes(values, i)
-            leads.append(Lead(settings, name, before, after, at, between))
+            leads.append(Lead(settings, name, before, after, at, between, bool(both & chance)))
     if {*led} - {""} == {first.label}:
         first = replace(first, unsure=_stretches(lambda value: not _sure(asked, first, own(value)), runs))
     return first, leads
@@ -465,7 +487,9 @@ def answer_of(asked: Asked, every: Sequence[Swept]) -> str:
     """Returns where the lead passes, in words."""
     sentences = [words for swept in every if not swept.refused for words in _sentences(asked, swept)]
     more = len(sentences) - MOST_SENTENCES
-    return " ".join([*sentences[:MOST_SENTENCES], *([f"And {more} more."] if more > 0 else [])])
+    rest = [f"And {more} more."] if more > 0 else []
+    chance = any(first.chance for swept in every for first in swept.first.values())
+    return " ".join([*sentences[:MOST_SENTENCES], *rest, *([OF_ONE_REPLICA] if chance else [])])
 
 
 def _sentences(asked: Asked, swept: Swept) -> Iterator[str]:
