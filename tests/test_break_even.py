@@ -237,6 +237,27 @@ def test_cases_that_only_touch_at_a_value_are_not_equal(
         assert first.equal == ()
 
 
+def test_values_of_a_field_are_said_with_their_units(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rate, also of sessions, and seconds, of which those below one are milliseconds."""
+    sessions = {"turns": {"kind": "constant", "value": 2}, "gap_s": {"kind": "constant", "value": 1.0}}
+    latency = "device.change.links.nvlink.latency_s"
+    for workload, over, one, ends in (
+        (BASE["workload"], RATE, "{} requests/s", "1 to 5 requests/s"),
+        ({**BASE["workload"], "sessions": sessions}, RATE, "{} sessions/s", "1 to 5 sessions/s"),
+        (BASE["workload"], latency, "latency {} s", "latency 1 s to 5 s"),
+        (BASE["workload"], "devices", "devices {}", "devices 1 to 5"),
+    ):
+        plan = asked(tmp_path, base={**BASE, "workload": workload}, over=over)
+        drawn(monkeypatch, {"a": lambda x: x, "b": lambda x: x + 1.0})
+        assert answer_of(plan, sweep(plan, 1, silent)) == f"a leads everywhere from {ends}."
+        drawn(monkeypatch, {"a": lambda x: x, "b": lambda x: 6.0 - x})
+        ((lead,),) = (swept.leads for swept in sweep(plan, 1, silent))
+        at = one.format(f"{lead.at:.3g}")
+        assert answer_of(plan, sweep(plan, 1, silent)) == f"a leads up to {at}, then b."
+    plan = asked(tmp_path, base=BASE, over="devices", vary={latency: [0.002], RATE: [7]})
+    assert answer_of(plan, sweep(plan, 1, silent)).startswith("With latency 2 ms, 7 requests/s: a leads up")
+
+
 def test_names_of_fields_say_what_they_are() -> None:
     assert short("device.change.links.nvlink.latency_s.times") == "latency s times"
     assert short("workload.output_tokens.value") == "output tokens value"

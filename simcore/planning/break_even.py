@@ -21,6 +21,7 @@ from simcore.input.files import InputError, plain, shown
 from simcore.models.errors import ModelError
 from simcore.planning.faults import of_value
 from simcore.planning.leading import is_lower_better, metric_of, metrics_of
+from simcore.planning.limits import value_text
 from simcore.planning.whatif import Asked
 from simcore.scenario import Scenario, put, resolved, scenario_of
 from simcore.studies.common import PRECISION, Row
@@ -494,16 +495,16 @@ def answer_of(asked: Asked, every: Sequence[Swept]) -> str:
 
 def _sentences(asked: Asked, swept: Swept) -> Iterator[str]:
     """Yields a sentence for each place."""
-    with_ = ", ".join(f"{short(path)} {_setting(value)}" for path, value in swept.settings.items())
-    field = short(asked.whatif.over or "")
+    with_ = ", ".join(_setting(asked, path, value) for path, value in swept.settings.items())
+    field = _field(asked, str(asked.whatif.over))
     for place, first in swept.first.items():
         at = ", ".join(part for part in (with_, place) if part)
         begins = f"With {at}: " if at else ""
         leads = [lead for lead in swept.leads if lead.place == place]
-        through = f"{field} {number(first.since)} to {number(first.until)}"
+        through = field.says(first.since, first.until)
         parts = [
-            f"{'up to' if i == 0 else 'to'} {field if i == 0 else ''} {number(lead.at)}{_open(lead)}, then"
-            f" {lead.after}".replace("  ", " ")
+            f"{'to' if i else 'up to'} {field.number(lead.at) if i else field.says(lead.at)}"
+            f"{_open(lead, field)}, then {lead.after}"
             for i, lead in enumerate(leads)
         ]
         everywhere = "wherever anything runs" if first.gaps else "everywhere"
@@ -512,20 +513,52 @@ def _sentences(asked: Asked, swept: Swept) -> Iterator[str]:
         if leads:
             yield f"{begins}{first.label} leads {' '.join(parts)}{gaps}."
         elif alike is None:
-            yield f"{begins}{first.label} leads {everywhere} from {through}{_not_sure(first)}{gaps}."
+            yield f"{begins}{first.label} leads {everywhere} from {through}{_not_sure(first, field)}{gaps}."
         else:
             rivals = {case.label for case in _cases_at(swept, place)} - {*alike.labels}
-            lead = f" and lead{_not_sure(first)}" if rivals else ""
+            lead = f" and lead{_not_sure(first, field)}" if rivals else ""
             yield f"{begins}{_and(alike.labels)} are equal {everywhere} from {through}{lead}{gaps}."
         for one in first.equal:
             if one is not alike:
-                yield f"{begins}{_and(one.labels)} are equal {_where(one.stretches, field)}."
+                yield f"{begins}{_and(one.labels)} are equal {_where(one.stretches, field.says)}."
 
 
-def _gaps(first: First, field: str) -> str:
+@dataclass(frozen=True)
+class _Field:
+    """How values of a field are said: "batch 4", "4 requests/s", "latency 5 ms"."""
+
+    name: str
+    unit: str = ""
+    of_seconds: bool = False
+
+    def number(self, *ends: float) -> str:
+        """Returns a value, or the first and last of a range, without the name; of seconds with the unit."""
+        return " to ".join(value_text("_s", end) if self.of_seconds else number(end) for end in ends)
+
+    def says(self, *ends: float) -> str:
+        """Returns a value, or the first and last of a range, with name or unit."""
+        return self.within(self.number(*ends))
+
+    def within(self, text: str) -> str:
+        """Returns values in words with name or unit."""
+        return f"{text} {self.unit}" if self.unit else f"{self.name} {text}"
+
+
+def _field(asked: Asked, path: str) -> _Field:
+    """Returns how values of a field are said."""
+    name = short(path)
+    if path.endswith("arrivals.rate_per_s"):
+        workloads = [based.document.get("workload") for based in asked.every.values()]
+        of_sessions = any(isinstance(one, dict) and one.get("sessions") for one in workloads)
+        return _Field(name, "sessions/s" if of_sessions else "requests/s")
+    seconds = path.endswith("_s") and not path.endswith("per_s")
+    return _Field(name.removesuffix(" s"), of_seconds=True) if seconds else _Field(name)
+
+
+def _gaps(first: First, field: _Field) -> str:
     """Returns at which values nothing runs, in words."""
-    at = _and([number(value) for value in first.gaps]) if first.gaps else ""
-    return f"; nothing runs at {field} {at}" if at else ""
+    at = _and([field.number(value) for value in first.gaps]) if first.gaps else ""
+    return f"; nothing runs at {field.within(at)}" if at else ""
 
 
 def _cases_at(swept: Swept, place: str) -> Iterator[Case]:
@@ -537,34 +570,38 @@ def _and(names: Sequence[str]) -> str:
     return " and ".join(part for part in (", ".join(names[:-1]), names[-1]) if part)
 
 
-def _setting(value: Any) -> str:
-    return number(value) if isinstance(value, int | float) else shown(value)
+def _setting(asked: Asked, path: str, value: Any) -> str:
+    """Returns a value that varies, in words."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return _field(asked, path).says(value)
+    return f"{short(path)} {shown(value)}"
 
 
-def _open(lead: Lead) -> str:
+def _open(lead: Lead, field: _Field) -> str:
     """Returns between which values neither leads for sure, in words."""
     low, high = lead.between
     if low == high == lead.at:
         return ""
-    until = "the first value" if low is None else number(low)
-    return f" (from {until} to {'the last' if high is None else number(high)} neither for sure)"
+    until = "the first value" if low is None else field.number(low)
+    return f" (from {until} to {'the last' if high is None else field.number(high)} neither for sure)"
 
 
-def _not_sure(first: First) -> str:
+def _not_sure(first: First, field: _Field) -> str:
     """Returns where it does not lead for sure, in words."""
     if not first.unsure:
         return ""
     if first.unsure == EVERYWHERE:
         return ", but nowhere for sure"
-    return f" ({_where(first.unsure)} not for sure)"
+    return f" ({_where(first.unsure, field.number)} not for sure)"
 
 
-def _where(stretches: Sequence[Stretch], field: str = "") -> str:
-    """Returns stretches of the field that are not all of it, in words."""
-    of = f"{field} " if field else ""
+def _where(stretches: Sequence[Stretch], says: Callable[..., str]) -> str:
+    """Returns stretches of the field that are not all of it, in words. `says`: how a value is said, or the
+    first and last of a range."""
     parts = [
-        f"up to {of}{number(high)}" if low is None and high is not None
-        else f"from {of}{number(low or 0.0)}" + (" on" if high is None else f" to {number(high)}")
+        f"up to {says(high)}" if low is None and high is not None
+        else f"from {says(low or 0.0)} on" if high is None
+        else f"from {says(low or 0.0, high)}"
         for low, high in stretches
     ]  # fmt: skip
     return " and ".join(parts)
@@ -621,10 +658,11 @@ def scenarios_of(asked: Asked, every: Sequence[Swept]) -> Iterator[dict[str, Any
 
 def everywhere_of(asked: Asked, every: Sequence[Swept]) -> list[dict[str, Any]]:
     """Returns who leads at every value, as summary.json has it; with the names of those that are equal."""
+    field = _field(asked, str(asked.whatif.over))
     return [
         {
             **{"settings": dict(swept.settings), "place": name, **asdict(first)},
-            "in_words": _with_equal(first) + _gaps(first, short(str(asked.whatif.over))),
+            "in_words": _with_equal(first, field) + _gaps(first, field),
         }
         for swept in every
         for name, first in swept.first.items()
@@ -632,11 +670,11 @@ def everywhere_of(asked: Asked, every: Sequence[Swept]) -> list[dict[str, Any]]:
     ]
 
 
-def _with_equal(first: First) -> str:
+def _with_equal(first: First, field: _Field) -> str:
     """Returns who leads first, and which cases are equal to it."""
     equals = [
         f"{_and([label for label in one.labels if label != first.label])}"
-        f"{'' if one.stretches == EVERYWHERE else f' {_where(one.stretches)}'}"
+        f"{'' if one.stretches == EVERYWHERE else f' {_where(one.stretches, field.number)}'}"
         for one in first.equal
         if first.label in one.labels
     ]
