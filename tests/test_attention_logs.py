@@ -76,7 +76,10 @@ def test_logs_of_random_shapes(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(24))
 def test_logs_of_the_reference_are_the_truth(seed: int) -> None:
-    case = small_case(seed)
+    reference_is_the_truth(small_case(seed))
+
+
+def reference_is_the_truth(case: Case) -> None:
     expected, logs = truth_and_logs(case)
     lse = torch.full_like(logs, math.nan)
     found = reference_decode_attention(*in_float64(case), **case.options, lse=lse)

@@ -39,7 +39,10 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Any:
         torch.cuda, "current_stream", lambda device: at(device_index=0, cuda_stream=now.stream)
     )
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: now.graph != 0)
-    used = lambda x, stream: now.used.append((x, stream.cuda_stream))  # noqa: E731
+
+    def used(words: torch.Tensor, stream: Any) -> None:
+        now.used.append((words, stream.cuda_stream))
+
     monkeypatch.setattr(torch.Tensor, "record_stream", used)
     return now
 

@@ -13,13 +13,12 @@ from torch import Tensor
 from simcore.kernels.decoder.dealt_parts import DealtConfig
 from simcore.kernels.decoder.decode_attention import (
     decode_attention,
-    reference_decode_attention,
     workspace,
 )
 from simcore.kernels.decoder.speculative_attention import speculative_attention
 from simcore.kernels.decoder.split_kv import MOST_QUERY_TOKENS
 from tests.attention_cases import BARS, FP8, Case, Shape, error, make_case, some_lengths, truth_and_logs
-from tests.test_attention_logs import Config, attended, gpu_layouts, joined, near
+from tests.test_attention_logs import Config, attended, gpu_layouts, joined, near, reference_is_the_truth
 from tests.test_dealt_parts import laid_out as dealt
 from tests.test_triton_attention import (
     BLOCKS,
@@ -29,7 +28,6 @@ from tests.test_triton_attention import (
     HEAD_DIMS,
     as_new,
     check,
-    in_float64,
     interpreted,
     laid_out,
     needs_gpu,
@@ -91,12 +89,7 @@ def test_query_tokens_of_random_shapes(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(16))
 def test_query_tokens_of_the_reference_are_the_truth(seed: int) -> None:
-    case = small_case(seed)
-    expected, logs = truth_and_logs(case)
-    lse = torch.full_like(logs, math.nan)
-    found = reference_decode_attention(*in_float64(case), **case.options, lse=lse)
-    assert error(found, expected) < 1e-12
-    torch.testing.assert_close(lse, logs, rtol=1e-12, atol=1e-12)
+    reference_is_the_truth(small_case(seed))
 
 
 @pytest.mark.parametrize("config", LAYOUTS)

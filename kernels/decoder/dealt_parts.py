@@ -21,7 +21,6 @@ from torch import Tensor
 
 from simcore.kernels.decoder.checks import check_powers
 from simcore.kernels.decoder.split_kv import (
-    LOADED_AT_ONCE,
     ONE_BY_ONE,
     PROGRAMS,
     WARPS,
@@ -29,7 +28,7 @@ from simcore.kernels.decoder.split_kv import (
     depth_beside_others,
     group_of,
     large_block,
-    padded,
+    of_rows,
     shares,
     sizes,
     tile,
@@ -109,10 +108,9 @@ def dealt_config(*, head_dim: int, kv_bytes: int, gpu: Gpu) -> DealtConfig:
 def dealt_shapes(q: Tensor, kv_heads: int, config: DealtConfig) -> list[tuple[int, ...]]:
     """Returns the shapes of the tensors of a workspace: a part of each program, and its logs. Also of heads
     of one part, which need none: 34 MB for 1,024 sequences of 8 KV heads with 4 queries of 128 columns."""
-    group, d = group_of(q, kv_heads), q.shape[-1]
-    rows = config.programs(len(q) * kv_heads), group
-    slices = shares(group, d, config.most, config.slices, config.warps).slices
-    return [(*rows, d), (*rows, slices * min(LOADED_AT_ONCE.value, padded(d) // slices))]
+    group = group_of(q, kv_heads)
+    slices = shares(group, q.shape[-1], config.most, config.slices, config.warps).slices
+    return of_rows(q, (config.programs(len(q) * kv_heads), group), slices)
 
 
 def dealt_constants(q: Tensor, kv: Cache, config: DealtConfig) -> dict[str, int]:

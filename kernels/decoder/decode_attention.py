@@ -67,7 +67,7 @@ from simcore.kernels.decoder.split_kv import (
     write_part,
 )
 from simcore.kernels.decoder.tensors import random_tensor
-from simcore.kernels.gpu import PROCESSORS, SHARED_BYTES, gpu_of, launching
+from simcore.kernels.gpu import PROCESSORS, SHARED_BYTES, Gpu, gpu_of, launching
 from simcore.kernels.kernel import Kernel, by_device
 from simcore.kernels.streams import shared
 from simcore.ops.op import Op
@@ -181,12 +181,12 @@ def decode_config(
     return DecodeConfig(block, splits, depth, WARPS, slices, chained, max(1, processors // 2))
 
 
-def _in_large_blocks(config: DecodeConfig, kv: Cache) -> DecodeConfig:
+def _in_large_blocks(config: DecodeConfig, kv: Cache, gpu: Gpu) -> DecodeConfig:
     """Returns a layout with which three programs share a multiprocessor: fewer places stay empty where
     programs do not fill whole waves of two."""
     head_dim, kv_bytes = kv.k.shape[-1], kv.k.element_size()
     block = large_block(head_dim, kv_bytes)
-    stages = depth_beside_others(block, head_dim, kv_bytes, gpu_of(kv.k).shared_bytes)
+    stages = depth_beside_others(block, head_dim, kv_bytes, gpu.shared_bytes)
     return replace(config, block=block, stages=stages)
 
 
@@ -211,13 +211,13 @@ def config_for(q: Tensor, kv: Cache) -> DecodeConfig | DealtConfig:
     small caches are split alike, because finding a part takes a program 1 to 3 us. Others are cut by their
     lengths."""
     pairs, token_bytes = len(q) * kv.kv_heads, 2 * q.shape[-1] * kv.k.element_size()
-    few = len(q) == 1 or pairs <= FEW_PAIRS
+    gpu, few = gpu_of(q), len(q) == 1 or pairs <= FEW_PAIRS
     if few or len(q) > MOST_DEALT or kv.capacity <= longest_split(pairs, token_bytes):
         config = split_config_for(q, kv)
-        resident = 2 * gpu_of(q).processors
+        resident = 2 * gpu.processors
         crowded = 2 * pairs > resident and _leaves_places(pairs, resident)
-        return _in_large_blocks(config, kv) if crowded else config
-    return dealt_config(head_dim=q.shape[-1], kv_bytes=kv.k.element_size(), gpu=gpu_of(q))
+        return _in_large_blocks(config, kv, gpu) if crowded else config
+    return dealt_config(head_dim=q.shape[-1], kv_bytes=kv.k.element_size(), gpu=gpu)
 
 
 def longest_split(pairs: int, token_bytes: int) -> int:

@@ -355,8 +355,13 @@ def kept_space(q: Tensor, wanted: Sequence[tuple[int, ...]]) -> list[Tensor]:
 
 def shapes(q: Tensor, kv_heads: int, parts: int, slices: int) -> list[tuple[int, ...]]:
     """Returns the shapes of the tensors of such a workspace."""
+    return of_rows(q, (len(q) * kv_heads, parts, group_of(q, kv_heads)), slices)
+
+
+def of_rows(q: Tensor, rows: tuple[int, ...], slices: int) -> list[tuple[int, ...]]:
+    """Returns the shapes of parts and of their logs, a row for each query of each part; copies of logs: see
+    `write_part`."""
     d = q.shape[-1]
-    rows = len(q) * kv_heads, parts, group_of(q, kv_heads)
     return [(*rows, d), (*rows, slices * min(LOADED_AT_ONCE.value, padded(d) // slices))]
 
 
