@@ -20,7 +20,7 @@ from rich.markup import escape
 from rich.table import Column, Table
 from rich.text import Text
 
-from simcore.input.files import LONGEST_LIST, one_line, plain
+from simcore.input.files import LONGEST_LIST, enumerated, one_line, plain
 from simcore.studies.columns import split_tenant
 from simcore.studies.common import Outcome, ServingAxes
 
@@ -477,9 +477,8 @@ def _served(outcome: Outcome) -> Keyed:
     for axes, values in found.items():
         blocks.setdefault(_load(axes, found), []).append((axes, values))
     names = {name for values in found.values() for name in values}
-    *shares, last = ["SLOs", *(text for name, text in IN_PERCENT.items() if name in names)]
-    title = f"latency in ms, {' and '.join([*([', '.join(shares)] if shares else []), last])} in %"
-    return _in_blocks(title, shown, blocks.items())
+    shares = ["SLOs", *(text for name, text in IN_PERCENT.items() if name in names)]
+    return _in_blocks(f"latency in ms, {enumerated(shares)} in %", shown, blocks.items())
 
 
 def _load(axes: ServingAxes, all_axes: Iterable[ServingAxes]) -> str:

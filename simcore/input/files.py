@@ -16,7 +16,7 @@ import os
 import re
 import stat
 from collections import Counter
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import fields, is_dataclass
 from functools import cache
 from pathlib import Path
@@ -132,6 +132,15 @@ def listed(names: Iterable[object]) -> str:
         return whole
     cut = whole[:LONGEST_LIST].rpartition(", ")[0] or whole[:LONGEST_LIST]
     return f"{cut}, ... {len(every)} in all"
+
+
+def enumerated(words: Sequence[str]) -> str:
+    """Words as a sentence has them: "a, b and c".
+
+    >>> enumerated(["a", "b", "c"]), enumerated(["a"]), enumerated([])
+    ('a, b and c', 'a', '')
+    """
+    return " and ".join(part for part in (", ".join(words[:-1]), *words[-1:]) if part)
 
 
 def nearest(name: str, allowed: Iterable[str]) -> str:

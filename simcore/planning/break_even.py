@@ -17,7 +17,7 @@ from typing import Any
 
 from simcore.assembly import Place, assemble
 from simcore.input.fields import count
-from simcore.input.files import InputError, plain, shown
+from simcore.input.files import InputError, enumerated, plain, shown
 from simcore.models.errors import ModelError
 from simcore.planning.faults import of_value
 from simcore.planning.leading import is_lower_better, metric_of, metrics_of
@@ -517,10 +517,10 @@ def _sentences(asked: Asked, swept: Swept) -> Iterator[str]:
         else:
             rivals = {case.label for case in _cases_at(swept, place)} - {*alike.labels}
             lead = f" and lead{_not_sure(first, field)}" if rivals else ""
-            yield f"{begins}{_and(alike.labels)} are equal {everywhere} from {through}{lead}{gaps}."
+            yield f"{begins}{enumerated(alike.labels)} are equal {everywhere} from {through}{lead}{gaps}."
         for one in first.equal:
             if one is not alike:
-                yield f"{begins}{_and(one.labels)} are equal {_where(one.stretches, field.says)}."
+                yield f"{begins}{enumerated(one.labels)} are equal {_where(one.stretches, field.says)}."
 
 
 @dataclass(frozen=True)
@@ -557,17 +557,12 @@ def _field(asked: Asked, path: str) -> _Field:
 
 def _gaps(first: First, field: _Field) -> str:
     """Returns at which values nothing runs, in words."""
-    at = _and([field.number(value) for value in first.gaps]) if first.gaps else ""
+    at = enumerated([field.number(value) for value in first.gaps])
     return f"; nothing runs at {field.within(at)}" if at else ""
 
 
 def _cases_at(swept: Swept, place: str) -> Iterator[Case]:
     return (case for cases in swept.runs.values() for case in cases if swept.names[case.place] == place)
-
-
-def _and(names: Sequence[str]) -> str:
-    """Returns names as a sentence has them."""
-    return " and ".join(part for part in (", ".join(names[:-1]), names[-1]) if part)
 
 
 def _setting(asked: Asked, path: str, value: Any) -> str:
@@ -673,7 +668,7 @@ def everywhere_of(asked: Asked, every: Sequence[Swept]) -> list[dict[str, Any]]:
 def _with_equal(first: First, field: _Field) -> str:
     """Returns who leads first, and which cases are equal to it."""
     equals = [
-        f"{_and([label for label in one.labels if label != first.label])}"
+        f"{enumerated([label for label in one.labels if label != first.label])}"
         f"{'' if one.stretches == EVERYWHERE else f' {_where(one.stretches, field.number)}'}"
         for one in first.equal
         if first.label in one.labels

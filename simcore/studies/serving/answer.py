@@ -8,6 +8,7 @@ them: if no strategy does, the answer says so and names the nearest.
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from simcore.input.files import enumerated
 from simcore.studies.columns import GROUP, TENANT
 from simcore.studies.common import Standing, extrapolated, unmeasured
 from simcore.studies.serving import certainty
@@ -189,7 +190,7 @@ def _promises(bench: Bench) -> str:
         return "what their tenants are promised"
     limits = slos[0].model_dump()
     words = [f"{name[:-2].upper()} {seconds(limit)}" for name, limit in limits.items() if limit is not None]
-    return " and ".join([", ".join(words[:-1]), words[-1]]) if len(words) > 1 else "".join(words)
+    return enumerated(words)
 
 
 def _next(best: CaseResult, other: CaseResult, promised: bool) -> str:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 
+from simcore.input.files import enumerated
 from simcore.studies.columns import TENANT
 from simcore.studies.serving.figures import PERCENTILES
 from simcore.studies.serving.runner import CaseResult
@@ -117,7 +118,7 @@ def warnings(results: Sequence[CaseResult], name: Callable[[CaseResult], str]) -
         number = f"{needed(99):,}"
         number += " in each replica" if len(least.measured) > 1 else ""
         lines.append(
-            f"too few requests for {' and '.join([', '.join(weak[:-1]), weak[-1]] if weak[1:] else weak)}"
+            f"too few requests for {enumerated(weak)}"
             f" {cases(those)}: p99 rests on {slowest(least)}; {number} that are measured make it firm"
         )
     return lines
