@@ -161,7 +161,9 @@ def test_a_closed_gate_leaves_logs_as_they_were(config: Config) -> None:
 def gpu_layouts(case: Case) -> list[Config]:
     """Split alike, and cut by the lengths."""
     shape, gpu = case.shape, gpu_of(case.tensors[0])
-    parts = dealt_config(head_dim=shape.head_dim, kv_bytes=shape.stored.itemsize, gpu=gpu)
+    parts = dealt_config(
+        head_dim=shape.head_dim, kv_bytes=shape.stored.itemsize, gpu=gpu, pairs=24, capacity=4096
+    )
     return [laid_out(32, 1, stages=2), laid_out(32, 7, 2, stages=2), parts]
 
 

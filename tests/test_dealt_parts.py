@@ -16,10 +16,12 @@ from simcore.kernels.decoder.dealt_parts import (
     FEW,
     LEAST_TOKENS,
     MOST_DEALT,
+    MOST_OF_HEAD,
     DealtConfig,
     dealt_config,
     dealt_constants,
     dealt_part,
+    even_parts,
 )
 from simcore.kernels.decoder.decode_attention import (
     FEW_PAIRS,
@@ -29,6 +31,7 @@ from simcore.kernels.decoder.decode_attention import (
     Workspace,
     config_for,
     decode_attention,
+    decode_config,
     workspace,
 )
 from simcore.kernels.decoder.split_kv import Cache, cache, padded
@@ -52,8 +55,15 @@ from tests.thorough import first, slow
 PAGED = Shape(kv_heads=2, group=5, head_dim=64, block=16)
 
 
-def laid_out(portions: int, slices: int = 1, least: int = 1, most: int = 64) -> DealtConfig:
-    return DealtConfig(block=16, portions=portions, stages=1, warps=4, slices=slices, least=least, most=most)
+def laid_out(portions: int, slices: int = 1, least: int = 1, most: int = 64, even: int = 0) -> DealtConfig:
+    return DealtConfig(
+        block=16, portions=portions, stages=1, warps=4, slices=slices, least=least, most=most, even=even
+    )
+
+
+def usual(head_dim: int, kv_bytes: int, gpu: Gpu, pairs: int = 72, capacity: int = 8192) -> DealtConfig:
+    """The default layout."""
+    return dealt_config(head_dim=head_dim, kv_bytes=kv_bytes, gpu=gpu, pairs=pairs, capacity=capacity)
 
 
 def space_of(case: Case, config: DealtConfig) -> Workspace:
@@ -74,7 +84,16 @@ def attended(case: Case, config: DealtConfig) -> torch.Tensor:
 def test_random_shapes(seed: int) -> None:
     """Every group, head dimension, format, table and window of the tests of attention."""
     random = Random(f"dealt {seed}")
-    attended(small_case(seed), laid_out(random.choice([1, 2, 3, 5, 12]), random.choice([1, 2, 4])))
+    layout = laid_out(random.choice([1, 2, 3, 5, 12]), random.choice([1, 2, 4]))
+    attended(small_case(seed), replace(layout, even=random.choice([0, 2, 5])))
+
+
+@interpreted
+@pytest.mark.parametrize("even", first(3, [1, 2, 3, FEW, FEW + 1]))
+def test_nearly_equal_lengths_have_as_many_parts(even: int) -> None:
+    lengths = [16 * even + n for n in (9, 15, 5, 1)]
+    case = make_case(PAGED, [2 * n for n in lengths], even, capacity=400, device=DEVICE)
+    attended(case, laid_out(2, 2, even=even))
 
 
 @interpreted
@@ -132,6 +151,9 @@ def test_what_cannot_be_dealt_is_refused() -> None:
         decode_attention(
             *case.tensors, **case.options, space=space_of(case, laid_out(3, most=5)), config=laid_out(2)
         )
+    for even in (-1, 65):
+        with pytest.raises(ValueError, match=f"even: a layout cannot have {even}; it has to be 0 to 64"):
+            laid_out(2, even=even)
     bounds = {"block": 16, "portions": 1, "stages": 1, "least": 1, "most": 1, "sharers": 1}
     for name, bound in bounds.items():
         value = bound // 2
@@ -145,7 +167,7 @@ def test_what_cannot_be_dealt_is_refused() -> None:
 @pytest.mark.parametrize("head_dim", [16, 33, 64, 128, 256])
 def test_the_default_layout_fits_narrow_heads_and_small_gpus(kv_heads: int, head_dim: int) -> None:
     for shared_bytes in (99 * 1024, 227 * 1024):
-        config = dealt_config(head_dim=head_dim, kv_bytes=2, gpu=Gpu(shared_bytes=shared_bytes))
+        config = usual(head_dim, 2, Gpu(shared_bytes=shared_bytes))
         q, k = torch.zeros(1, kv_heads, head_dim), torch.zeros(1, kv_heads, 64, head_dim)
         lengths = torch.zeros(1, dtype=torch.int32)
         dealt_constants(q, cache(q, k, k, lengths, None, (None, None)), config)
@@ -178,6 +200,31 @@ def test_one_sequence_short_ones_and_small_caches_are_split_alike() -> None:
     assert isinstance(chosen(8, 2, tokens + 1), DealtConfig)
 
 
+def split_alike(pairs: int, capacity: int, group: int = 4) -> DecodeConfig:
+    return decode_config(batch=pairs, q_heads=group, kv_heads=1, head_dim=128, capacity=capacity, kv_bytes=2)
+
+
+def test_splits_fill_one_wave() -> None:
+    """Of two programs a multiprocessor, or of one with larger blocks; each has a block of tokens at least."""
+    for pairs in range(1, 264):
+        for capacity in (64, 100, 700, 1281, 3000, 9000, 10**5):
+            config = split_alike(pairs, capacity)
+            places = 132 if config.block == 128 or (config.block == 64 and config.splits > 64) else 264
+            assert config.splits * pairs <= places
+            assert config.splits * config.block <= max(capacity, config.block)
+            few = (config.splits + 1) * pairs * 16 <= 15 * places
+            short = (config.splits + 1) * 64 > capacity or capacity <= 1280 or config.splits < 16
+            assert not few or short or config.splits == 1 or pairs < 5, (pairs, capacity, config)
+
+
+def test_splits_that_read_slowly_have_larger_blocks() -> None:
+    assert {split_alike(pairs, 9000).block for pairs in (29, 38, 64)} == {32}
+    for pairs in (34, 37):
+        assert (split_alike(pairs, 9000).splits, split_alike(pairs, 9000).block) == (7, 64)
+    for pairs in (30, 33):
+        assert (split_alike(pairs, 9000).splits, split_alike(pairs, 9000).block) == (4, 128)
+
+
 def test_crowded_multiprocessors_get_large_blocks() -> None:
     """More pairs than multiprocessors, in waves of two each that are too empty: three with large blocks."""
     for batch, block, stages in (
@@ -197,13 +244,14 @@ def test_crowded_multiprocessors_get_large_blocks() -> None:
 def _parts_kernel(
     into_ptr, lengths_ptr, batch, reach, capacity,
     BLOCK: tl.constexpr, WINDOWED: tl.constexpr, BATCH: tl.constexpr, HEADS: tl.constexpr,
-    PORTIONS: tl.constexpr, LEAST: tl.constexpr, MOST: tl.constexpr,
+    PORTIONS: tl.constexpr, LEAST: tl.constexpr, MOST: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
     """Writes down the part of each program."""
     program = tl.program_id(0)
     sequence, head, number, own = dealt_part(
-        program, lengths_ptr, batch, reach, capacity, BLOCK, WINDOWED, BATCH, HEADS, PORTIONS, LEAST, MOST
-    )
+        program, lengths_ptr, batch, reach, capacity,
+        BLOCK, WINDOWED, BATCH, HEADS, PORTIONS, LEAST, MOST, EVEN,
+    )  # fmt: skip
     tl.store(into_ptr + 4 * program, sequence)
     tl.store(into_ptr + 4 * program + 1, head)
     tl.store(into_ptr + 4 * program + 2, number)
@@ -224,18 +272,63 @@ def parts_of(
     _parts_kernel[(programs,)](
         into, torch.tensor(lengths, dtype=torch.int32, device=DEVICE), len(lengths), reach or 0, capacity,
         BLOCK=config.block, WINDOWED=reach is not None, BATCH=int(triton.next_power_of_2(len(lengths))),
-        HEADS=heads, PORTIONS=config.portions, LEAST=config.least, MOST=config.most,
+        HEADS=heads, PORTIONS=config.portions, LEAST=config.least, MOST=config.most, EVEN=config.even,
     )  # fmt: skip
     return into.tolist()
 
 
 def cut(blocks: Sequence[int], heads: int, config: DealtConfig) -> list[int]:
-    """The parts of a head of each sequence, in float64."""
+    """The parts of a head of each sequence whose lengths differ, in float64."""
     total, counts = sum(blocks), []
     for i, own in enumerate(blocks):
         size = math.ceil(math.sqrt(total * sum(blocks[i:])) * heads / config.portions)
         counts.append(max(1, min(config.most, -(-own // max(size, config.least)))))
     return counts
+
+
+def in_order(counts: Sequence[int], heads: int) -> list[list[int]]:
+    """The rows of `parts_of` where a head of each sequence has so many parts."""
+    return [
+        [sequence, head, number, count]
+        for sequence, count in enumerate(counts)
+        for head in range(heads)
+        for number in range(count)
+    ]
+
+
+@interpreted
+@pytest.mark.parametrize("reach", [None, 97])
+def test_lengths_are_nearly_equal_from_seven_eighths_on(reach: int | None) -> None:
+    """And where even parts would not be too short."""
+    config = laid_out(5, least=4, even=3)
+    for lengths, alike in (
+        ([160, 140, 150], True),
+        ([160, 139, 150], reach is not None),
+        ([160, 0, 150], False),
+        ([96, 96, 96], False),
+        ([97, 97, 97], True),
+        ([0, 0, 0], False),
+    ):
+        attended = [n if reach is None else min(n, reach) for n in lengths]
+        rows = parts_of(lengths, 2, config, capacity=500, reach=reach)
+        counts = [3] * 3 if alike else cut([-(-n // 16) for n in attended], 2, config)
+        expected = in_order(counts, 2)
+        assert rows[: len(expected)] == expected, lengths
+        assert all(row[0] >= 3 for row in rows[len(expected) :])
+
+
+def test_even_parts_fill_the_gpu_once() -> None:
+    """With as many parts as there is room for, or none."""
+    for pairs in range(1, 400):
+        for blocks in (10, 128, 5000):
+            parts = even_parts(pairs, blocks, 264)
+            if parts:
+                assert 198 <= parts * pairs <= 264
+                assert (parts + 1) * pairs > 264 or parts == MOST_OF_HEAD
+            few = pairs * blocks <= 24 * 264
+            full = min(MOST_OF_HEAD, 264 // pairs) * pairs / 264
+            assert bool(parts) == (full >= (0.75 if few else 0.93))
+    assert all(usual(128, 2, Gpu(), pairs).programs(pairs) >= 200 for pairs in (8, 64, 264))
 
 
 @interpreted
@@ -251,12 +344,7 @@ def test_each_part_has_one_program(seed: int) -> None:
     attended = [min(n, capacity, capacity if reach is None else reach) for n in lengths]
     counts = cut([-(-n // 16) for n in attended], heads, config)
     rows = parts_of(lengths, heads, config, capacity=capacity, reach=reach)
-    expected = [
-        [sequence, head, number, count]
-        for sequence, count in enumerate(counts)
-        for head in range(heads)
-        for number in range(count)
-    ]
+    expected = in_order(counts, heads)
     assert rows[: len(expected)] == expected
     assert len(rows) > len(expected)
     assert all(row[0] >= batch for row in rows[len(expected) :])
@@ -308,9 +396,8 @@ def test_on_a_gpu(index: int) -> None:
         case = make_case(
             shape, lengths, index, capacity=capacity, device=DEVICE, **(ends if index % 4 == 1 else {})
         )
-        config = dealt_config(
-            head_dim=shape.head_dim, kv_bytes=shape.stored.itemsize, gpu=gpu_of(case.tensors[0])
-        )
+        gpu = gpu_of(case.tensors[0])
+        config = usual(shape.head_dim, shape.stored.itemsize, gpu, batch * kv_heads, capacity)
         # Short sequences in many parts too.
         config = config if index % 2 else replace(config, least=1)
         out, space = poisoned(case), space_of(case, config)
@@ -352,4 +439,4 @@ def test_one_graph_serves_all_lengths() -> None:
 @pytest.mark.parametrize("head_dim", [16, 32])
 def test_narrow_heads_of_many_parts_on_a_gpu(head_dim: int) -> None:
     case = make_case(Shape(1, 4, head_dim, torch.bfloat16), [20_000, 3, 900], 1, device=DEVICE)
-    attended(case, dealt_config(head_dim=head_dim, kv_bytes=2, gpu=gpu_of(case.tensors[0])))
+    attended(case, usual(head_dim, 2, gpu_of(case.tensors[0])))

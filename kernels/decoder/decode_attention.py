@@ -125,9 +125,12 @@ MOST_SEQUENCES = 65535
 # So few pairs of a sequence and a KV head, sequences of at most so many tokens, and caches of so few bytes
 # are not worth the search for a part.
 FEW_PAIRS, SHORT, SMALL_BYTES = 8, 1536, 64 << 20
+# Sums of so many parts or fewer take 2 to 3 us less than those of up to FEW_SPLITS: worth parts of so many
+# tokens.
+QUICK_SUM, FEW_SPLITS, SHORT_PART = 4, 16, 320
 # Compile-time constants that only dealt parts have.
 DEALT_CONSTANTS = (
-    "BATCH", "HEADS", "PORTIONS", "LEAST", "FEW", "FEW_QUERIES", "FEW_SHARES", "FEW_SHARERS"
+    "BATCH", "HEADS", "PORTIONS", "LEAST", "EVEN", "FEW", "FEW_QUERIES", "FEW_SHARES", "FEW_SHARERS"
 )  # fmt: skip
 
 
@@ -146,10 +149,11 @@ def decode_config(
     """Returns the layout for a shape on a GPU of so many multiprocessors; `kv_bytes` an element of K, V.
 
     Two programs a multiprocessor, each with three blocks of 8 KB of K and V in flight, keep memory busy, and
-    do so until the end if all read equally much: as many splits as fit into one wave, a power of two, because
-    sums are made in tiles of powers of two. If a head would be split into more than MOST_PARTS parts, one
-    program a multiprocessor with blocks twice as large reads nearly as fast and leaves half as much to sum;
-    two multiprocessors then stay free. (Measured on an H200: validate/measured/.)
+    do so until the end if all read equally much: as many splits as fit into one wave. Splits of 7 or 8 have
+    larger blocks, because with small ones they read a third slower. If a head would be split into more than
+    MOST_PARTS parts, one program a multiprocessor with blocks twice as large reads nearly as fast and leaves
+    half as much to sum; two multiprocessors then stay free. (Measured on an H200:
+    docs/measurements/kernels.md.)
 
     >>> shape = {"batch": 1, "q_heads": 32, "kv_heads": 8, "head_dim": 128, "kv_bytes": 2}
     >>> print(decode_config(**shape, capacity=8192))
@@ -169,16 +173,33 @@ def decode_config(
     alone = splits == 2 and q_heads // kv_heads > 2
     if splits > MOST_PARTS or alone:
         splits, block_bytes = (processors - 2) // pairs, 2 * BLOCK_BYTES
-    splits = _few_are_powers(splits)
+    elif splits == 7:
+        block_bytes = 2 * BLOCK_BYTES
+    elif splits == 8:
+        splits, block_bytes = processors // pairs, 4 * BLOCK_BYTES
     row_bytes = padded(head_dim) * kv_bytes
-    block = max(16, min(128, block_bytes // row_bytes))
-    if splits * 2 * block > capacity:
-        # Short: one block a program and no further one, and larger blocks if they fit.
-        splits = _few_are_powers(capacity // (2 * block))
-        block = max(block, large_block(head_dim, kv_bytes))
+    block, large = max(16, min(128, block_bytes // row_bytes)), large_block(head_dim, kv_bytes)
+    splits = _nearly_a_power(max(1, splits))
+    if splits * large > capacity:
+        # Short: one block a program and no further one.
+        splits, block = max(1, capacity // large), max(block, large)
+        splits = splits if splits > FEW_SPLITS else 1 << (splits.bit_length() - 1)
+    if QUICK_SUM < splits < FEW_SPLITS and pairs > FEW_PAIRS and capacity <= QUICK_SUM * SHORT_PART:
+        splits = QUICK_SUM
     slices = 1 << min(4, max(0, splits.bit_length() - 4))
     depth = depth_that_fits(block * row_bytes, shared_bytes)
     return DecodeConfig(block, splits, depth, WARPS, slices, chained, max(1, processors // 2))
+
+
+def _nearly_a_power(splits: int) -> int:
+    """Returns the power of two below if that is up to a sixteenth less: sums are made in tiles of powers of
+    two.
+
+    >>> [_nearly_a_power(splits) for splits in (5, 16, 17, 18, 33, 34, 35, 130)]
+    [5, 16, 16, 18, 32, 32, 35, 130]
+    """
+    power = 1 << (splits.bit_length() - 1)
+    return power if splits * 16 <= power * 17 and splits <= MOST_PARTS + 4 else splits
 
 
 def _in_large_blocks(config: DecodeConfig, kv: Cache, gpu: Gpu) -> DecodeConfig:
@@ -200,12 +221,6 @@ def _leaves_places(programs: int, resident: int) -> bool:
     return 20 * programs < (15 if programs <= resident else 16) * whole_waves
 
 
-def _few_are_powers(splits: int) -> int:
-    """At least one split; up to MOST_PARTS + 1 a power of two, because such sums are split evenly."""
-    few = 1 << (max(1, splits).bit_length() - 1)
-    return few if splits <= MOST_PARTS + 1 else splits
-
-
 def config_for(q: Tensor, kv: Cache) -> DecodeConfig | DealtConfig:
     """Returns the layout for these tensors on their device. A single sequence, few pairs, short sequences and
     small caches are split alike, because finding a part takes a program 1 to 3 us. Others are cut by their
@@ -217,7 +232,9 @@ def config_for(q: Tensor, kv: Cache) -> DecodeConfig | DealtConfig:
         resident = 2 * gpu.processors
         crowded = 2 * pairs > resident and _leaves_places(pairs, resident)
         return _in_large_blocks(config, kv, gpu) if crowded else config
-    return dealt_config(head_dim=q.shape[-1], kv_bytes=kv.k.element_size(), gpu=gpu)
+    return dealt_config(
+        head_dim=q.shape[-1], kv_bytes=kv.k.element_size(), gpu=gpu, pairs=pairs, capacity=kv.capacity
+    )
 
 
 def longest_split(pairs: int, token_bytes: int) -> int:
@@ -369,7 +386,8 @@ def _dealt(q: Tensor, kv: Cache, config: DealtConfig) -> tuple[tuple[int, ...], 
         raise ValueError(f"at most {MOST_DEALT} sequences are dealt in parts, not {len(q)}")
     longest = -(-kv.capacity // config.block)
     pairs = len(q) * kv.kv_heads
-    programs = min(config.programs(pairs), pairs * -(-longest // config.least))
+    parts = max(config.even, -(-longest // config.least))
+    programs = min(config.programs(pairs), pairs * parts)
     return (programs,), {**dealt_constants(q, kv, config), "DEALT": True}
 
 
@@ -387,7 +405,7 @@ def _decode_attention_kernel(
     SHARES: tl.constexpr, SHARERS: tl.constexpr, QUERIES: tl.constexpr, COLUMNS: tl.constexpr,
     SLICES: tl.constexpr, PARTS: tl.constexpr,
     DEALT: tl.constexpr, BATCH: tl.constexpr, HEADS: tl.constexpr, PORTIONS: tl.constexpr,
-    LEAST: tl.constexpr,
+    LEAST: tl.constexpr, EVEN: tl.constexpr,
     FEW: tl.constexpr, FEW_QUERIES: tl.constexpr, FEW_SHARES: tl.constexpr, FEW_SHARERS: tl.constexpr,
     PAGE: tl.constexpr, K_TOKEN: tl.constexpr, V_TOKEN: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
@@ -404,7 +422,7 @@ def _decode_attention_kernel(
         heads = HEADS
         sequence, head, split, splits = dealt_part(
             tl.program_id(0), lengths_ptr, batch, reach, capacity,
-            BLOCK, WINDOWED, BATCH, HEADS, PORTIONS, LEAST, SPLITS,
+            BLOCK, WINDOWED, BATCH, HEADS, PORTIONS, LEAST, SPLITS, EVEN,
         )  # fmt: skip
         if sequence >= batch:
             return
