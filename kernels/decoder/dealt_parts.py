@@ -1,10 +1,10 @@
 """Sequences of any lengths cut into parts, each found by its program from the lengths on the device.
 
-    blocks of a part   max(least, ceil(sqrt(left T) / K))
+    blocks of a part   max(least, ceil(sqrt(left T) / K)), or T / (K - pairs) where that ends earlier
 
 `left`: the blocks of its sequence and of those after it, out of all T, of all KV heads. Long sequences make
-up to 2 K parts. (Trapezoid self-scheduling, Tzen and Ni 1993: sizes fall linearly.) The host plans nothing,
-so one captured graph serves all lengths.
+up to 2 K parts. (Trapezoid self-scheduling, Tzen and Ni 1993: sizes fall linearly.) Parts of the other size
+are at most K, as many as run at once. The host plans nothing, so one captured graph serves all lengths.
 
 GPUs start programs in the order of the grid, each where one has ended. So first parts are long, which makes
 few sums, and last ones short: multiprocessors end at nearly the same time, however the lengths differ and
@@ -52,6 +52,8 @@ MOST_WARPS = 8
 TOGETHER = 2
 # Even parts have to fill so much of the GPU. Where programs read few blocks each, starting late costs more.
 FULL, NEARLY_FULL, FEW_BLOCKS = 0.93, 0.75, 24
+# Where parts start late, a launch takes so many times as long, and the time of so many blocks more.
+SLOWER, LATE = tl.constexpr(33 / 32), tl.constexpr(2)
 # Lengths are nearly equal if the shortest has so many eighths of the longest.
 EIGHTHS = tl.constexpr(7)
 
@@ -125,14 +127,16 @@ def dealt_config(*, head_dim: int, kv_bytes: int, gpu: Gpu, pairs: int, capacity
 
 def even_parts(pairs: int, blocks: int, programs: int) -> int:
     """Returns how many parts each of so many pairs has where all have as many blocks, so that these parts run
-    at once; 0 if they would not fill the places of `programs`.
+    at once; 0 if they would not fill the places of `programs`. Two parts take longer than one without a sum.
 
-    >>> [even_parts(pairs, 128, 264) for pairs in (64, 65, 72, 122, 264)], even_parts(72, 64, 264)
-    ([4, 4, 0, 0, 1], 3)
+    >>> [even_parts(pairs, 128, 264) for pairs in (64, 65, 72, 122, 132, 264)], even_parts(72, 64, 264)
+    ([4, 4, 0, 0, 1, 1], 3)
     """
     parts = min(MOST_OF_HEAD, programs // pairs)
     full = NEARLY_FULL if pairs * blocks <= FEW_BLOCKS * programs else FULL
-    return parts if parts * pairs >= full * programs else 0
+    if parts * pairs < full * programs:
+        return 0
+    return 1 if parts == 2 else parts
 
 
 def dealt_shapes(q: Tensor, kv_heads: int, config: DealtConfig) -> list[tuple[int, ...]]:
@@ -193,6 +197,11 @@ def dealt_part(
         left = total - tl.cumsum(blocks, 0) + blocks
         size = tl.sqrt(total.to(tl.float32) * left.to(tl.float32)) * HEADS / PORTIONS
         size = tl.maximum(tl.ceil(size).to(tl.int32), LEAST)
+        # All at once, if pairs are few: their parts are rounded up, one for each pair.
+        own_blocks, spare = total * HEADS // PORTIONS, PORTIONS - batch * HEADS
+        at_once = total * HEADS // tl.maximum(spare, 1) + 1
+        quick = (spare > 0) & (at_once.to(tl.float32) <= own_blocks * SLOWER + LATE)
+        size = tl.where(quick, tl.maximum(at_once, (LEAST + 1) // 2), size)
         parts = tl.maximum(tl.minimum(tl.cdiv(blocks, size), MOST), 1)
         parts = tl.where(there, parts, 0)
         ends = tl.cumsum(parts, 0) * HEADS

@@ -386,7 +386,8 @@ def _dealt(q: Tensor, kv: Cache, config: DealtConfig) -> tuple[tuple[int, ...], 
         raise ValueError(f"at most {MOST_DEALT} sequences are dealt in parts, not {len(q)}")
     longest = -(-kv.capacity // config.block)
     pairs = len(q) * kv.kv_heads
-    parts = max(config.even, -(-longest // config.least))
+    # Parts that run at once have half as many blocks at least.
+    parts = max(config.even, -(-longest // ((config.least + 1) // 2)))
     programs = min(config.programs(pairs), pairs * parts)
     return (programs,), {**dealt_constants(q, kv, config), "DEALT": True}
 
