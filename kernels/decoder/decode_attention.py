@@ -14,6 +14,7 @@ the same launch makes.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 import triton
@@ -163,14 +164,11 @@ def decode_config(
     >>> print(decode_config(batch=1, q_heads=4, kv_heads=1, head_dim=128, capacity=131072, kv_bytes=2))
     130 splits, blocks of 64, 4 stages, 4 warps, 16 slices, chained
     """
-    if min(batch, q_heads, kv_heads, head_dim, capacity, kv_bytes) < 1 or q_heads % kv_heads:
-        raise ValueError(
-            f"no layout for {batch} sequences, {q_heads}/{kv_heads} heads of {head_dim}, {capacity} tokens"
-        )
-    pairs = batch * kv_heads
+    _check_sizes(batch, q_heads, kv_heads, head_dim, capacity, kv_bytes)
+    pairs, group = batch * kv_heads, q_heads // kv_heads
     splits, block_bytes = 2 * processors // pairs, BLOCK_BYTES
     # Two programs that sum many queries together take longer than one program without a sum.
-    alone = splits == 2 and q_heads // kv_heads > 2
+    alone = splits == 2 and group > 2
     if splits > MOST_PARTS or alone:
         splits, block_bytes = (processors - 2) // pairs, 2 * BLOCK_BYTES
     elif splits == 7:
@@ -179,16 +177,71 @@ def decode_config(
         splits, block_bytes = processors // pairs, 4 * BLOCK_BYTES
     row_bytes = padded(head_dim) * kv_bytes
     block, large = max(16, min(128, block_bytes // row_bytes)), large_block(head_dim, kv_bytes)
-    splits = _nearly_a_power(max(1, splits))
-    if splits * large > capacity:
-        # Short: one block a program and no further one.
-        splits, block = max(1, capacity // large), max(block, large)
-        splits = splits if splits > FEW_SPLITS else 1 << (splits.bit_length() - 1)
-    if QUICK_SUM < splits < FEW_SPLITS and pairs > FEW_PAIRS and capacity <= QUICK_SUM * SHORT_PART:
+    splits, many = _nearly_a_power(max(1, splits)), pairs > FEW_PAIRS
+    # One block a program and no further one; two of many queries, whose sum takes longer.
+    least = 2 * large if many and group > 4 else large
+    if splits * least > capacity:
+        splits, block = max(1, capacity // least), max(block, large)
+        splits = splits if splits > FEW_SPLITS else _power_below(splits)
+    if QUICK_SUM < splits < FEW_SPLITS and many and capacity <= QUICK_SUM * SHORT_PART:
         splits = QUICK_SUM
+    return _laid_out(splits, block, row_bytes, processors, shared_bytes, chained)
+
+
+def studied_config(
+    *,
+    batch: int,
+    q_heads: int,
+    kv_heads: int,
+    head_dim: int,
+    capacity: int,
+    kv_bytes: int,
+    processors: int = PROCESSORS,
+    shared_bytes: int = SHARED_BYTES,
+    chained: bool = True,
+) -> DecodeConfig:
+    """Returns the layout that studies run on a card, because profiles have its times: as `decode_config`, but
+    up to MOST_PARTS + 1 splits are a power of two, and have two of the smaller blocks at least.
+
+    >>> shape = {"batch": 1, "q_heads": 32, "kv_heads": 8, "head_dim": 128, "kv_bytes": 2}
+    >>> print(studied_config(**shape, capacity=8192))
+    32 splits, blocks of 32, 4 stages, 4 warps, 4 slices, chained
+    """
+    _check_sizes(batch, q_heads, kv_heads, head_dim, capacity, kv_bytes)
+    pairs = batch * kv_heads
+    splits, block_bytes = 2 * processors // pairs, BLOCK_BYTES
+    if splits > MOST_PARTS or (splits == 2 and q_heads // kv_heads > 2):
+        splits, block_bytes = (processors - 2) // pairs, 2 * BLOCK_BYTES
+    row_bytes = padded(head_dim) * kv_bytes
+    block = max(16, min(128, block_bytes // row_bytes))
+    splits = max(1, splits)
+    splits = splits if splits > MOST_PARTS + 1 else _power_below(splits)
+    if splits * 2 * block > capacity:
+        splits = _power_below(max(1, capacity // (2 * block)))
+        block = max(block, large_block(head_dim, kv_bytes))
+    return _laid_out(splits, block, row_bytes, processors, shared_bytes, chained)
+
+
+def _check_sizes(
+    batch: int, q_heads: int, kv_heads: int, head_dim: int, capacity: int, kv_bytes: int
+) -> None:
+    if min(batch, q_heads, kv_heads, head_dim, capacity, kv_bytes) < 1 or q_heads % kv_heads:
+        raise ValueError(
+            f"no layout for {batch} sequences, {q_heads}/{kv_heads} heads of {head_dim}, {capacity} tokens"
+        )
+
+
+def _laid_out(
+    splits: int, block: int, row_bytes: int, processors: int, shared_bytes: int, chained: bool
+) -> DecodeConfig:
+    """Returns the layout of so many splits in blocks of so many tokens, of so many bytes in K and in V."""
     slices = 1 << min(4, max(0, splits.bit_length() - 4))
     depth = depth_that_fits(block * row_bytes, shared_bytes)
     return DecodeConfig(block, splits, depth, WARPS, slices, chained, max(1, processors // 2))
+
+
+def _power_below(number: int) -> int:
+    return 1 << (number.bit_length() - 1)
 
 
 def _nearly_a_power(splits: int) -> int:
@@ -198,7 +251,7 @@ def _nearly_a_power(splits: int) -> int:
     >>> [_nearly_a_power(splits) for splits in (5, 16, 17, 18, 33, 34, 35, 130)]
     [5, 16, 16, 18, 32, 32, 35, 130]
     """
-    power = 1 << (splits.bit_length() - 1)
+    power = _power_below(splits)
     return power if splits * 16 <= power * 17 and splits <= MOST_PARTS + 4 else splits
 
 
@@ -228,7 +281,7 @@ def config_for(q: Tensor, kv: Cache) -> DecodeConfig | DealtConfig:
     pairs, token_bytes = len(q) * kv.kv_heads, 2 * q.shape[-1] * kv.k.element_size()
     gpu, few = gpu_of(q), len(q) == 1 or pairs <= FEW_PAIRS
     if few or len(q) > MOST_DEALT or kv.capacity <= longest_split(pairs, token_bytes):
-        config = split_config_for(q, kv)
+        config = decode_config(**_sizes_of(q, kv))
         resident = 2 * gpu.processors
         crowded = 2 * pairs > resident and _leaves_places(pairs, resident)
         return _in_large_blocks(config, kv, gpu) if crowded else config
@@ -248,20 +301,24 @@ def longest_split(pairs: int, token_bytes: int) -> int:
 
 
 def split_config_for(q: Tensor, kv: Cache) -> DecodeConfig:
-    """Returns the layout for these tensors that splits all sequences alike. Studies run it on a card, because
-    profiles have its times."""
+    """Returns the layout of `studied_config` for these tensors, which speculative attention has too."""
+    return studied_config(**_sizes_of(q, kv))
+
+
+def _sizes_of(q: Tensor, kv: Cache) -> dict[str, Any]:
+    """Returns the arguments of `decode_config` for these tensors on their device."""
     gpu = gpu_of(q)
-    return decode_config(
-        batch=q.shape[0],
-        q_heads=math.prod(q.shape[1:-1]),
-        kv_heads=kv.kv_heads,
-        head_dim=q.shape[-1],
-        capacity=kv.capacity,
-        kv_bytes=kv.k.element_size(),
-        processors=gpu.processors,
-        shared_bytes=gpu.shared_bytes,
-        chained=gpu.chained,
-    )
+    return {
+        "batch": q.shape[0],
+        "q_heads": math.prod(q.shape[1:-1]),
+        "kv_heads": kv.kv_heads,
+        "head_dim": q.shape[-1],
+        "capacity": kv.capacity,
+        "kv_bytes": kv.k.element_size(),
+        "processors": gpu.processors,
+        "shared_bytes": gpu.shared_bytes,
+        "chained": gpu.chained,
+    }
 
 
 def workspace(q: Tensor, kv_heads: int, config: DecodeConfig | DealtConfig) -> Workspace:
