@@ -331,8 +331,8 @@ def test_even_parts_fill_the_gpu_once() -> None:
         for blocks in (10, 128, 5000):
             parts = even_parts(pairs, blocks, 264)
             if parts:
-                assert 198 <= (2 if 88 < pairs <= 132 else parts) * pairs <= 264
-                assert parts == min(MOST_OF_HEAD, 264 // pairs) or (parts == 1 and 88 < pairs <= 132)
+                assert 198 <= parts * pairs <= 264
+                assert parts == min(MOST_OF_HEAD, 264 // pairs)
             few = pairs * blocks <= 24 * 264
             full = min(MOST_OF_HEAD, 264 // pairs) * pairs / 264
             assert bool(parts) == (full >= (0.75 if few else 0.93))

@@ -127,16 +127,14 @@ def dealt_config(*, head_dim: int, kv_bytes: int, gpu: Gpu, pairs: int, capacity
 
 def even_parts(pairs: int, blocks: int, programs: int) -> int:
     """Returns how many parts each of so many pairs has where all have as many blocks, so that these parts run
-    at once; 0 if they would not fill the places of `programs`. Two parts take longer than one without a sum.
+    at once; 0 if they would not fill the places of `programs`.
 
     >>> [even_parts(pairs, 128, 264) for pairs in (64, 65, 72, 122, 132, 264)], even_parts(72, 64, 264)
-    ([4, 4, 0, 0, 1, 1], 3)
+    ([4, 4, 0, 0, 2, 1], 3)
     """
     parts = min(MOST_OF_HEAD, programs // pairs)
     full = NEARLY_FULL if pairs * blocks <= FEW_BLOCKS * programs else FULL
-    if parts * pairs < full * programs:
-        return 0
-    return 1 if parts == 2 else parts
+    return parts if parts * pairs >= full * programs else 0
 
 
 def dealt_shapes(q: Tensor, kv_heads: int, config: DealtConfig) -> list[tuple[int, ...]]:

@@ -179,9 +179,10 @@ def decode_config(
     block, large = max(16, min(128, block_bytes // row_bytes)), large_block(head_dim, kv_bytes)
     splits, many = _nearly_a_power(max(1, splits)), pairs > FEW_PAIRS
     # One block a program and no further one; two of many queries, whose sum takes longer.
+    block = max(block, large) if splits * large > capacity else block
     least = 2 * large if many and group > 4 else large
     if splits * least > capacity:
-        splits, block = max(1, capacity // least), max(block, large)
+        splits = max(1, capacity // least)
         splits = splits if splits > FEW_SPLITS else _power_below(splits)
     if QUICK_SUM < splits < FEW_SPLITS and many and capacity <= QUICK_SUM * SHORT_PART:
         splits = QUICK_SUM
