@@ -39,16 +39,20 @@ from simcore.planning.points import Benches, Point
 from simcore.planning.questions import PlanResult, Tried, _left_out_early, _nearest, difference, pareto
 from simcore.planning.runs import Ask, Finished, Maker, Ran, Runner, simulated
 from simcore.planning.searches import (
+    COARSEST,
+    LITTLE_HOPE,
+    OF_CHANCE,
     PAIRS,
     Highest,
     Judged,
     _by_chance,
-    _is_hopeless,
     _Looked,
+    _told_apart,
     _used,
     drive,
     fewest,
     highest,
+    is_hopeless,
     judge,
     judged_by,
 )
@@ -120,19 +124,20 @@ def test_coxs_bound_of_equal_logarithms_is_their_mean() -> None:
 @pytest.mark.parametrize("at_most", [True, False])
 def test_a_point_whose_pairs_lie_far_beyond_a_limit_is_hopeless(at_most: bool) -> None:
     """The mean of 24 replicas at a lower value is 10. The first eight here lie 2 above their pairs, and so
-    will the others. Without more replicas there, nothing is known about others here."""
+    will the others. Without more replicas there, those here have to say it by themselves."""
     there = [10.0 + 0.1 * (i % 3 - 1) for i in range(24)]
     here = [value + 2.0 + 0.01 * (-1) ** i for i, value in enumerate(there[:PAIRS])]
 
     def hopeless(limit: float, known: Sequence[float]) -> bool:
         found = cast(Judged, SimpleNamespace(verdicts={"ttft_mean_s": "unsure"}, values=lambda _: here))
         below = cast(Judged, SimpleNamespace(values=lambda _: known))
-        return _is_hopeless(found, below, [Limit("ttft_mean_s", limit, at_most)], Rule())
+        return is_hopeless(found, below, [Limit("ttft_mean_s", limit, at_most)], Rule())
 
     far, other = (11.5, 12.5) if at_most else (12.5, 11.5)
     assert hopeless(far, there)
     assert not hopeless(other, there)
-    assert not hopeless(far, there[:PAIRS])
+    assert hopeless(far, there[:PAIRS])
+    assert not hopeless(12.0, there[:PAIRS])
 
 
 def test_how_hopeless_a_point_is_goes_by_students_interval_of_its_pairs() -> None:
@@ -150,8 +155,59 @@ def test_how_hopeless_a_point_is_goes_by_students_interval_of_its_pairs() -> Non
         for values in (here, there)
     )
     assert bounds[1] < bounds[0]
-    assert _is_hopeless(found, below, [limit], rule)
-    assert not _is_hopeless(found, below, [replace(limit, value=bounds[0] + 1e-6)], rule)
+    assert is_hopeless(found, below, [limit], rule)
+    assert not is_hopeless(found, below, [replace(limit, value=bounds[0] + 1e-6)], rule)
+
+
+@pytest.mark.parametrize("at_most", [True, False])
+def test_without_pairs_a_point_is_hopeless_by_the_interval_of_its_own_mean(at_most: bool) -> None:
+    """What that leaves open, and how far from a limit a mean of all replicas has to be."""
+    rule, sign = Rule(most=40), 1.0 if at_most else -1.0
+    here = [1.0 + 0.05 * (-1) ** i for i in range(PAIRS)]
+    off = quantile(LITTLE_HOPE, PAIRS - 1) * stdev(here) / sqrt(PAIRS)
+    reach = rule.reach(here, at_most=at_most) * sqrt(PAIRS / rule.most)
+    bound = fmean(here) + sign * (reach - off)
+    found = cast(Judged, SimpleNamespace(verdicts={"m": "unsure"}, values=lambda _: here))
+    few = cast(Judged, SimpleNamespace(verdicts={"m": "unsure"}, values=lambda _: here[:-1]))
+
+    def hopeless(of: Judged, limit: float) -> bool:
+        return is_hopeless(of, few, [Limit("m", limit, at_most)], rule)
+
+    assert hopeless(found, bound - sign * 1e-6)
+    assert not hopeless(found, bound + sign * 1e-6)
+    assert not hopeless(few, bound - sign)
+
+
+def ends_of(low: Sequence[float], high: Sequence[float], verdict: str = "unsure") -> _Looked:
+    """What a search saw of a rate of 1 that holds and of one of 1.2 that does not, by TTFT."""
+    names = {TTFT.metric: "holds"}, {TTFT.metric: verdict}
+    tried = [
+        Judged(point(1), tuple(Ran({TTFT.metric: x}) for x in values), cast(Any, each[TTFT.metric]), each)
+        for values, each in zip((low, high), names, strict=True)
+    ]
+    return _Looked(dict(zip((1.0, 1.2), tried, strict=True)), {1.0: 1, 1.2: 1}, 1.0, 1.2)
+
+
+@pytest.mark.parametrize("verdict", ["unsure", "fails"])
+def test_ends_are_told_apart_by_a_share_of_what_chance_leaves_open(verdict: str) -> None:
+    rule, low = Rule(most=40), [1.0 + 0.01 * (-1) ** i for i in range(PAIRS)]
+    high = [x + 0.1 for x in low]
+    reach = rule.reach(low, at_most=True)
+    found = _told_apart(ends_of(low, high, verdict), [TTFT], rule)
+    assert found == pytest.approx(OF_CHANCE * reach * log(1.2) / 0.1)
+    assert 0.0 < found < COARSEST
+    # A metric that the rate hardly moves, or not at all.
+    for move in (1e-4, 0.0):
+        assert _told_apart(ends_of(low, [x + move for x in low], verdict), [TTFT], rule) == COARSEST
+
+
+def test_nothing_is_told_of_few_replicas_of_what_holds_and_of_other_requests() -> None:
+    rule, low = Rule(most=40), [1.0 + 0.01 * (-1) ** i for i in range(PAIRS)]
+    assert _told_apart(ends_of(low, low[:-1]), [TTFT], rule) == 0.0
+    assert _told_apart(ends_of(low, low, "holds"), [TTFT], rule) == 0.0
+    looked = ends_of(low, low)
+    looked.times[1.2] = 2
+    assert _told_apart(looked, [TTFT], rule) == 0.0
 
 
 def test_a_point_is_hopeless_by_any_of_its_limits() -> None:
@@ -164,7 +220,7 @@ def test_a_point_is_hopeless_by_any_of_its_limits() -> None:
     def hopeless(e2e_s: float, share: float) -> bool:
         late, long = Limit("ttft_p99_s", 0.25, at_most=True), Limit("e2e_p99_s", e2e_s, at_most=True)
         kept = Limit("slo_attainment", share, at_most=False)
-        return _is_hopeless(found, below, [late, long, kept], Rule())
+        return is_hopeless(found, below, [late, long, kept], Rule())
 
     assert not hopeless(0.5, 0.5)
     assert hopeless(0.25, 0.5)

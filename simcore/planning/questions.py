@@ -39,10 +39,12 @@ from simcore.planning.searches import (
     drive,
     fewest,
     highest,
+    is_hopeless,
     judge,
 )
 from simcore.planning.verdict import interval
 from simcore.planning.whatif import Asked
+from simcore.sim.graph_pricer import End
 from simcore.studies.columns import split_tenant
 
 # Most devices of a scenario, and values of another searched field.
@@ -334,13 +336,20 @@ def tightness(asked: Asked, one: Tried) -> float:
 
 def _judge_at_price_ends(asked: Asked, result: PlanResult, runner: Runner) -> None:
     """Judges the winners with all prices at the slow end of their intervals, and what is one step beyond with
-    all prices at the fast end."""
+    all prices at the fast end. What pairs with the prices' own values say will not hold for sure is not
+    looked at any longer."""
     pairs = enumerate(zip(result.groups, result.winners, strict=True))
     worse = {i: beyond(group, winner) for i, (group, winner) in pairs}
-    slow = [(i, winner.point) for i, winner in enumerate(result.winners) if winner is not None]
-    fast = [(i, one.point) for i, one in worse.items() if one is not None and result.winners[i] is not None]
-    searches = [judge(point, asked.limits, asked.rule, "high") for _, point in slow]
-    searches += [judge(point, asked.limits, asked.rule, "low") for _, point in fast]
+    slow = [(i, winner) for i, winner in enumerate(result.winners) if winner is not None]
+    fast = [(i, one) for i, one in worse.items() if one is not None and result.winners[i] is not None]
+
+    def at_end(one: Tried, end: End) -> Any:
+        def enough(found: Judged) -> bool:
+            return is_hopeless(found, one.judged, asked.limits, asked.rule)
+
+        return judge(one.point, asked.limits, asked.rule, end, enough=enough)
+
+    searches = [at_end(one, "high") for _, one in slow] + [at_end(one, "low") for _, one in fast]
     judged = drive(searches, runner)
     result.at_slow_prices = {i: one for (i, _), one in zip(slow, judged, strict=False)}
     result.at_fast_prices = {i: one for (i, _), one in zip(fast, judged[len(slow) :], strict=True)}

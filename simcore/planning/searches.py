@@ -217,6 +217,10 @@ CLOSE, ENOUGH, HALVINGS = 1.01, 34, 6
 PAIRS = 8
 # A logarithm of a share of a limit that is no change.
 FLAT = 1e-3
+# Nothing is lost but some of the rate where a point is given up that would hold.
+LITTLE_HOPE = 0.2
+# A bracket is narrow enough at this share of what chance leaves open, and no wider than this.
+OF_CHANCE, COARSEST = 0.25, 0.04
 # Doublings to either side before a search gives up.
 MOST_DOUBLINGS = 40
 # Until one point holds and one fails, others may stay unsure after this look: the search comes back to them.
@@ -293,7 +297,7 @@ def highest(
                 return False
             below = looked.tried[low]
             alike = looked.times[low] == times
-            return (alike and _is_hopeless(found, below, limits, rule)) or _within(
+            return (alike and is_hopeless(found, below, limits, rule)) or _within(
                 tolerance, value, found, low, below, limits, rule
             )
 
@@ -378,6 +382,31 @@ def _narrow(
         held = looked.note(value)
         same = same + 1 if guess is not None and held == last else 0
         last = held
+        # Nearer to each other, ends say less of how much a value moves a metric.
+        tolerance = max(tolerance, _told_apart(looked, limits, rule))
+
+
+def _told_apart(looked: _Looked, limits: Sequence[Limit], rule: Rule) -> float:
+    """Returns by how much values may differ before verdicts say more than chance lets them: OF_CHANCE of the
+    step that moves a metric as far as its mean has to be from the limit. Of the metrics that do not hold the
+    least; COARSEST at most, and 0 where nothing is known."""
+    low, high = looked.low, looked.high
+    assert low is not None
+    assert high is not None
+    at_low, at_high = looked.tried[low], looked.tried[high]
+    if looked.times[low] != looked.times[high]:
+        return 0.0
+    found = [COARSEST]
+    for limit in limits:
+        if at_high.verdicts.get(limit.metric) in ("unsure", "fails"):
+            here, there = at_low.values(limit.metric), at_high.values(limit.metric)
+            both = min(len(here), len(there))
+            if both < PAIRS:
+                return 0.0
+            slope = abs(fmean(there[:both]) - fmean(here[:both])) / log(high / low)
+            reach = rule.reach(here, at_most=limit.at_most)
+            found.append(OF_CHANCE * reach / slope if slope > 0.0 else COARSEST)
+    return min(found) if len(found) > 1 else 0.0
 
 
 def _ends_moved(looked: _Looked, judged: Look, limits: Sequence[Limit]) -> Search[bool]:
@@ -415,17 +444,21 @@ def _by_chance(found: Judged, other: Judged, limits: Sequence[Limit]) -> bool:
     return bool(keeps) and all(keeps) != found.holds
 
 
-def _is_hopeless(found: Judged, below: Judged, limits: Sequence[Limit], rule: Rule) -> bool:
-    """Whether a point will not hold for sure after all replicas either: by a lower value that has had more of
-    them, and what its few differ from their pairs there."""
+def is_hopeless(found: Judged, below: Judged, limits: Sequence[Limit], rule: Rule) -> bool:
+    """Whether a point will not hold for sure after all replicas either: by another point, a lower value or
+    other prices, that has had more of them, and what its few differ from their pairs there; else by its own
+    mean, where the chance that it holds is LITTLE_HOPE at most."""
     for limit in limits:
         here, there = found.values(limit.metric), below.values(limit.metric)
-        if found.verdicts.get(limit.metric) != "unsure" or not PAIRS <= len(here) < len(there):
+        if found.verdicts.get(limit.metric) != "unsure" or len(here) < PAIRS:
             continue
-        more = [a - b for a, b in zip(here, there, strict=False)]
-        off = quantile(rule.error, len(more) - 1) * stdev(more) / sqrt(len(more))
+        if len(here) < len(there):
+            more, error = [a - b for a, b in zip(here, there, strict=False)], rule.error
+        else:
+            more, there, error = here, here, LITTLE_HOPE
+        off = quantile(error, len(more) - 1) * stdev(more) / sqrt(len(more))
         reach = rule.reach(there, at_most=limit.at_most) * sqrt(len(there) / rule.most)
-        mean = fmean(there) + fmean(more)
+        mean = fmean(here) + _shift(here, there)
         if mean - off + reach > limit.value if limit.at_most else mean + off - reach < limit.value:
             return True
     return False
