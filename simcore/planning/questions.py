@@ -38,6 +38,7 @@ from simcore.planning.searches import (
     Judged,
     drive,
     fewest,
+    hardly_keeps_up,
     highest,
     is_hopeless,
     judge,
@@ -345,7 +346,7 @@ def _judge_at_price_ends(asked: Asked, result: PlanResult, runner: Runner) -> No
 
     def at_end(one: Tried, end: End) -> Any:
         def enough(found: Judged) -> bool:
-            return is_hopeless(found, one.judged, asked.limits, asked.rule)
+            return hardly_keeps_up(found) or is_hopeless(found, one.judged, asked.limits, asked.rule)
 
         return judge(one.point, asked.limits, asked.rule, end, enough=enough)
 

@@ -134,9 +134,24 @@ def _kept_up(runs: Sequence[Ran], rule: Rule) -> Verdict:
     most: Verdict = "fails" if 2 * growing > count else "holds"
     if count >= rule.most or count == 1:
         return most
-    more = max(growing, count - growing)
-    by_chance = sum(comb(count, number) for number in range(more, count + 1)) / 2.0**count
+    by_chance = _by_tosses(max(growing, count - growing), count)
     return most if by_chance <= (CHANCE if most == "holds" else rule.error_at(count)) else "unsure"
+
+
+def _by_tosses(least: int, count: int) -> float:
+    """Returns the probability of so many heads or more in as many tosses of a coin.
+
+    >>> _by_tosses(0, 2), _by_tosses(1, 2), _by_tosses(2, 2)
+    (1.0, 0.75, 0.25)
+    """
+    return sum(comb(count, number) for number in range(least, count + 1)) / 2.0**count
+
+
+def hardly_keeps_up(found: Judged) -> bool:
+    """Whether the queue grows in more runs than chance would let it, LITTLE_HOPE, if it grew in half of them
+    after all."""
+    count, growing = len(found.runs), sum(run.growing for run in found.runs)
+    return count >= ALONE and 2 * growing > count and _by_tosses(growing, count) <= LITTLE_HOPE
 
 
 CHANCE = 0.05
@@ -217,8 +232,9 @@ CLOSE, ENOUGH, HALVINGS = 1.01, 34, 6
 PAIRS = 8
 # A logarithm of a share of a limit that is no change.
 FLAT = 1e-3
-# Nothing is lost but some of the rate where a point is given up that would hold.
-LITTLE_HOPE = 0.2
+# A point without pairs is given up after so many replicas, before which it may fail for sure. Nothing is lost
+# but some of the rate where it would hold.
+ALONE, LITTLE_HOPE = 21, 0.2
 # A bracket is narrow enough at this share of what chance leaves open, and no wider than this.
 OF_CHANCE, COARSEST = 0.25, 0.04
 # Doublings to either side before a search gives up.
@@ -297,6 +313,8 @@ def highest(
                 return False
             below = looked.tried[low]
             alike = looked.times[low] == times
+            if hardly_keeps_up(found):
+                return True
             return (alike and is_hopeless(found, below, limits, rule)) or _within(
                 tolerance, value, found, low, below, limits, rule
             )
@@ -450,9 +468,10 @@ def is_hopeless(found: Judged, below: Judged, limits: Sequence[Limit], rule: Rul
     mean, where the chance that it holds is LITTLE_HOPE at most."""
     for limit in limits:
         here, there = found.values(limit.metric), below.values(limit.metric)
-        if found.verdicts.get(limit.metric) != "unsure" or len(here) < PAIRS:
+        paired = len(here) < len(there)
+        if found.verdicts.get(limit.metric) != "unsure" or len(here) < (PAIRS if paired else ALONE):
             continue
-        if len(here) < len(there):
+        if paired:
             more, error = [a - b for a, b in zip(here, there, strict=False)], rule.error
         else:
             more, there, error = here, here, LITTLE_HOPE
@@ -547,6 +566,9 @@ def _guess(looked: _Looked, limits: Sequence[Limit], rule: Rule) -> float | None
     if high > low * NEAR:
         return None
     at_low, at_high = tried[low], tried[high]
+    if hardly_keeps_up(at_high):
+        # What metrics are there says nothing of where the queue begins to grow.
+        return None
     below = max((_used(at_low, limit, rule) for limit in limits), default=0.0)
     above = max((_used(at_high, limit, rule, at_low if alike else None) for limit in limits), default=0.0)
     if above <= 0.0:
