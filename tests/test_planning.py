@@ -619,6 +619,16 @@ def test_a_point_near_the_edge_is_left_unsure_when_more_would_move_it_little() -
     assert (alone.verdict, len(alone.runs)) == ("unsure", 100)
 
 
+def test_what_holds_at_last_has_had_34_replicas() -> None:
+    """Three would do where figures hardly vary; a slow one may be missing among so few."""
+    for most, wanted in ((100, 34), (20, 20)):
+        search = highest(point, 1.0, [TTFT], Rule(most=most), tolerance=0.01, between=(1e-6, 1e6))
+        (found,) = drive([search], answered(lambda number: number / 7.3, 1e-4))
+        assert found.holds is not None
+        assert len(found.judged[found.holds].runs) == wanted
+        assert min(len(one.runs) for one in found.judged.values() if one.holds) == 3
+
+
 @slow
 def test_a_rate_that_too_few_requests_show_gets_more(tmp_path: Path) -> None:
     """All 60 requests at once are served in time: that says nothing of such a rate, kept up. The answer is

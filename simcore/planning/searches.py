@@ -262,12 +262,14 @@ class Highest:
 @dataclass
 class _Looked:
     """What a search for the highest value has seen: verdicts, and with how many times as many requests; the
-    greatest value that holds and the least above it that does not."""
+    greatest value that holds and the least above it that does not. `least`: what holds is looked at until it
+    has had so many replicas."""
 
     tried: dict[float, Judged] = field(default_factory=dict)
     times: dict[float, int] = field(default_factory=dict)
     low: float | None = None
     high: float | None = None
+    least: int = 0
 
     def knows_more(self, value: float, times: int, found: Judged) -> bool:
         """Whether a value was judged by more replicas of as many requests before."""
@@ -323,6 +325,8 @@ def highest(
             if looked.knows_more(value, times, found):
                 # A verdict that was doubted stays so, else a search could go round for ever.
                 return True
+            if found.holds and len(found.runs) < looked.least:
+                return True
             other = looked.high if found.holds else looked.low
             # Pairs have the same requests.
             if other is None or other == value or looked.times[other] != times:
@@ -343,7 +347,7 @@ def highest(
         if low is None or high is None:
             return Highest(low, _surely_failing(looked.tried), looked.tried)
         yield from _narrow(looked, judged, tolerance, limits, rule)
-        if not (yield from _ends_moved(looked, judged, limits)):
+        if not (yield from _ends_moved(looked, judged, limits, rule)):
             break
     low = looked.low
     assert low is not None
@@ -427,17 +431,21 @@ def _told_apart(looked: _Looked, limits: Sequence[Limit], rule: Rule) -> float:
     return min(found) if len(found) > 1 else 0.0
 
 
-def _ends_moved(looked: _Looked, judged: Look, limits: Sequence[Limit]) -> Search[bool]:
-    """Judges the ends of a narrow bracket by as much as is known of each other; returns whether one of them
-    is another now."""
+def _ends_moved(looked: _Looked, judged: Look, limits: Sequence[Limit], rule: Rule) -> Search[bool]:
+    """Judges the ends of a narrow bracket by as much as is known of each other, and what holds by ENOUGH
+    replicas: few often miss the slow ones. Returns whether one of the ends is another now."""
     low, high, times = looked.low, looked.high, looked.times
     assert low is not None
     assert high is not None
-    alike = times[low] == times[high]
-    if times[low] < times[high] or (alike and _by_chance(looked.tried[low], looked.tried[high], limits)):
+    looked.least = min(ENOUGH, rule.most)
+    at_low, alike = looked.tried[low], times[low] == times[high]
+    if limits and len(at_low.runs) < looked.least and not at_low.point.same_in_every_run:
+        yield from judged(low, times[low])
+    at_low, at_high = looked.tried[low], looked.tried[high]
+    if at_low.holds and (times[low] < times[high] or (alike and _by_chance(at_low, at_high, limits))):
         # More requests say more of a steady state.
         yield from judged(low, times[high])
-    elif alike and _by_chance(looked.tried[high], looked.tried[low], limits):
+    elif at_low.holds and alike and _by_chance(at_high, at_low, limits):
         yield from judged(high, times[low])
     looked.move()
     return (looked.low, looked.high) != (low, high)
