@@ -313,11 +313,13 @@ def highest(
                 return len(found.runs) >= rule.looks[min(BRACKETS, len(rule.looks) - 1)]
             if low is None or low == value:
                 return False
-            below = looked.tried[low]
-            alike = looked.times[low] == times
             if hardly_keeps_up(found):
                 return True
-            return (alike and is_hopeless(found, below, limits, rule)) or _within(
+            if looked.times[low] != times:
+                # Longer runs have other figures: they are no pairs.
+                return is_hopeless(found, found, limits, rule)
+            below = looked.tried[low]
+            return is_hopeless(found, below, limits, rule) or _within(
                 tolerance, value, found, low, below, limits, rule
             )
 
