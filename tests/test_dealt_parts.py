@@ -32,6 +32,7 @@ from simcore.kernels.decoder.decode_attention import (
     config_for,
     decode_attention,
     decode_config,
+    studied_config,
     workspace,
 )
 from simcore.kernels.decoder.split_kv import Cache, cache, padded
@@ -223,6 +224,30 @@ def test_splits_that_read_slowly_have_larger_blocks() -> None:
         assert (split_alike(pairs, 9000).splits, split_alike(pairs, 9000).block) == (7, 64)
     for pairs in (30, 33):
         assert (split_alike(pairs, 9000).splits, split_alike(pairs, 9000).block) == (4, 128)
+    for group in (1, 4, 5, 8):
+        for pairs in range(1, 60):
+            for capacity in range(100, 4000, 37):
+                config = split_alike(pairs, capacity, group)
+                assert config.splits not in (7, 8) or config.block >= 64
+
+
+def test_studies_keep_the_layouts_that_profiles_have_times_of() -> None:
+    """Those of the commit that measured the H200's profile."""
+    for (batch, q_heads, kv_heads, capacity), splits, block in (
+        ((1, 4, 1, 12_288), 96, 64),
+        ((1, 4, 1, 16_381), 127, 64),
+        ((1, 4, 1, 131_072), 130, 64),
+        ((1, 32, 8, 1024), 16, 64),
+        ((4, 64, 8, 942), 8, 32),
+        ((16, 16, 2, 4096), 8, 32),
+        ((25, 16, 2, 5080), 4, 32),
+        ((5, 4, 1, 65_536), 32, 32),
+        ((13, 8, 2, 416), 4, 64),
+    ):
+        config = studied_config(
+            batch=batch, q_heads=q_heads, kv_heads=kv_heads, head_dim=128, capacity=capacity, kv_bytes=2
+        )
+        assert (config.splits, config.block) == (splits, block)
 
 
 def test_crowded_multiprocessors_get_large_blocks() -> None:

@@ -180,7 +180,7 @@ def test_without_pairs_a_point_is_hopeless_by_the_interval_of_its_own_mean(at_mo
     assert not hopeless(few, bound - sign)
 
 
-def test_a_point_whose_queue_grows_in_most_runshardly_keeps_up() -> None:
+def test_a_point_whose_queue_grows_in_most_runs_hardly_keeps_up() -> None:
     """In 13 of 21 by a chance of 0.192; in 12 by 0.332, too likely. In all of twenty: too few."""
     for growing, count, hardly in ((13, 21, True), (12, 21, False), (20, 20, False), (2, 21, False)):
         runs = tuple(Ran({}, growing=i < growing) for i in range(count))

@@ -126,8 +126,8 @@ MOST_SEQUENCES = 65535
 # So few pairs of a sequence and a KV head, sequences of at most so many tokens, and caches of so few bytes
 # are not worth the search for a part.
 FEW_PAIRS, SHORT, SMALL_BYTES = 8, 1536, 64 << 20
-# Sums of so many parts or fewer take 2 to 3 us less than those of up to FEW_SPLITS: worth parts of so many
-# tokens.
+# Sums of so many parts or fewer take 2 to 3 us less than those of more, below FEW_SPLITS: worth parts of so
+# many tokens.
 QUICK_SUM, FEW_SPLITS, SHORT_PART = 4, 16, 320
 # Compile-time constants that only dealt parts have.
 DEALT_CONSTANTS = (
@@ -150,8 +150,9 @@ def decode_config(
     """Returns the layout for a shape on a GPU of so many multiprocessors; `kv_bytes` an element of K, V.
 
     Two programs a multiprocessor, each with three blocks of 8 KB of K and V in flight, keep memory busy, and
-    do so until the end if all read equally much: as many splits as fit into one wave. Splits of 7 or 8 have
-    larger blocks, because with small ones they read a third slower. If a head would be split into more than
+    do so until the end if all read equally much: as many splits as fit into one wave. 7 splits have larger
+    blocks, and of 8 there are half as many with four times larger ones, because 7 or 8 with small blocks read
+    a third slower. If a head would be split into more than
     MOST_PARTS parts, one program a multiprocessor with blocks twice as large reads nearly as fast and leaves
     half as much to sum; two multiprocessors then stay free. (Measured on an H200:
     docs/measurements/kernels.md.)
@@ -178,14 +179,15 @@ def decode_config(
     row_bytes = padded(head_dim) * kv_bytes
     block, large = max(16, min(128, block_bytes // row_bytes)), large_block(head_dim, kv_bytes)
     splits, many = _nearly_a_power(max(1, splits)), pairs > FEW_PAIRS
-    # One block a program and no further one; two of many queries, whose sum takes longer.
     block = max(block, large) if splits * large > capacity else block
+    # One block a program and no further one; two of many queries, whose sum takes longer.
     least = 2 * large if many and group > 4 else large
     if splits * least > capacity:
         splits = max(1, capacity // least)
         splits = splits if splits > FEW_SPLITS else _power_below(splits)
     if QUICK_SUM < splits < FEW_SPLITS and many and capacity <= QUICK_SUM * SHORT_PART:
         splits = QUICK_SUM
+    block = max(block, large) if splits in (7, 8) else block
     return _laid_out(splits, block, row_bytes, processors, shared_bytes, chained)
 
 
@@ -218,7 +220,8 @@ def studied_config(
     splits = max(1, splits)
     splits = splits if splits > MOST_PARTS + 1 else _power_below(splits)
     if splits * 2 * block > capacity:
-        splits = _power_below(max(1, capacity // (2 * block)))
+        splits = max(1, capacity // (2 * block))
+        splits = splits if splits > MOST_PARTS + 1 else _power_below(splits)
         block = max(block, large_block(head_dim, kv_bytes))
     return _laid_out(splits, block, row_bytes, processors, shared_bytes, chained)
 

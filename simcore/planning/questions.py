@@ -50,7 +50,8 @@ from simcore.studies.columns import split_tenant
 
 # Most devices of a scenario, and values of another searched field.
 MOST_DEVICES, MOST_VALUES = 1024, 65_536
-# A search for a rate ends where what holds and what does not differ by no more than this.
+# A search for a rate ends where what holds and what does not differ by no more than this, or by COARSEST
+# where chance lets verdicts tell no more.
 TOLERANCE = 0.01
 RATES = (1e-6, 1e6)
 DEVICES = "devices"

@@ -577,7 +577,7 @@ def _guess(looked: _Looked, limits: Sequence[Limit], rule: Rule) -> float | None
         return None
     at_low, at_high = tried[low], tried[high]
     if hardly_keeps_up(at_high):
-        # What metrics are there says nothing of where the queue begins to grow.
+        # Metrics there say nothing of where the queue begins to grow.
         return None
     below = max((_used(at_low, limit, rule) for limit in limits), default=0.0)
     above = max((_used(at_high, limit, rule, at_low if alike else None) for limit in limits), default=0.0)
