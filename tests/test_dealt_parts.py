@@ -32,7 +32,6 @@ from simcore.kernels.decoder.decode_attention import (
     config_for,
     decode_attention,
     decode_config,
-    studied_config,
     workspace,
 )
 from simcore.kernels.decoder.split_kv import Cache, cache, padded
@@ -244,9 +243,10 @@ def test_studies_keep_the_layouts_that_profiles_have_times_of() -> None:
         ((5, 4, 1, 65_536), 32, 32),
         ((13, 8, 2, 416), 4, 64),
     ):
-        config = studied_config(
-            batch=batch, q_heads=q_heads, kv_heads=kv_heads, head_dim=128, capacity=capacity, kv_bytes=2
-        )
+        config = decode_config(
+            batch=batch, q_heads=q_heads, kv_heads=kv_heads, head_dim=128, capacity=capacity, kv_bytes=2,
+            studied=True,
+        )  # fmt: skip
         assert (config.splits, config.block) == (splits, block)
 
 

@@ -48,14 +48,14 @@ from simcore.planning.searches import (
     Judged,
     _by_chance,
     _by_tosses,
+    _hardly_keeps_up,
+    _is_hopeless,
     _Looked,
     _told_apart,
     _used,
     drive,
     fewest,
-    hardly_keeps_up,
     highest,
-    is_hopeless,
     judge,
     judged_by,
 )
@@ -134,7 +134,7 @@ def test_a_point_whose_pairs_lie_far_beyond_a_limit_is_hopeless(at_most: bool) -
     def hopeless(limit: float, known: Sequence[float]) -> bool:
         found = cast(Judged, SimpleNamespace(verdicts={"ttft_mean_s": "unsure"}, values=lambda _: here))
         below = cast(Judged, SimpleNamespace(values=lambda _: known))
-        return is_hopeless(found, below, [Limit("ttft_mean_s", limit, at_most)], Rule())
+        return _is_hopeless(found, below, [Limit("ttft_mean_s", limit, at_most)], Rule())
 
     far, other = (11.5, 12.5) if at_most else (12.5, 11.5)
     assert hopeless(far, there)
@@ -157,8 +157,8 @@ def test_how_hopeless_a_point_is_goes_by_students_interval_of_its_pairs() -> Non
         for values in (here, there)
     )
     assert bounds[1] < bounds[0]
-    assert is_hopeless(found, below, [limit], rule)
-    assert not is_hopeless(found, below, [replace(limit, value=bounds[0] + 1e-6)], rule)
+    assert _is_hopeless(found, below, [limit], rule)
+    assert not _is_hopeless(found, below, [replace(limit, value=bounds[0] + 1e-6)], rule)
 
 
 @pytest.mark.parametrize("at_most", [True, False])
@@ -173,7 +173,7 @@ def test_without_pairs_a_point_is_hopeless_by_the_interval_of_its_own_mean(at_mo
     few = cast(Judged, SimpleNamespace(verdicts={"m": "unsure"}, values=lambda _: here[:-1]))
 
     def hopeless(of: Judged, limit: float) -> bool:
-        return is_hopeless(of, few, [Limit("m", limit, at_most)], rule)
+        return _is_hopeless(of, few, [Limit("m", limit, at_most)], rule)
 
     assert hopeless(found, bound - sign * 1e-6)
     assert not hopeless(found, bound + sign * 1e-6)
@@ -184,7 +184,7 @@ def test_a_point_whose_queue_grows_in_most_runs_hardly_keeps_up() -> None:
     """In 13 of 21 by a chance of 0.192; in 12 by 0.332, too likely. In all of twenty: too few."""
     for growing, count, hardly in ((13, 21, True), (12, 21, False), (20, 20, False), (2, 21, False)):
         runs = tuple(Ran({}, growing=i < growing) for i in range(count))
-        assert hardly_keeps_up(Judged(point(1), runs, "unsure")) == hardly
+        assert _hardly_keeps_up(Judged(point(1), runs, "unsure")) == hardly
     assert _by_tosses(6, 8) == 37 / 256
 
 
@@ -230,7 +230,7 @@ def test_a_point_is_hopeless_by_any_of_its_limits() -> None:
     def hopeless(e2e_s: float, share: float) -> bool:
         late, long = Limit("ttft_p99_s", 0.25, at_most=True), Limit("e2e_p99_s", e2e_s, at_most=True)
         kept = Limit("slo_attainment", share, at_most=False)
-        return is_hopeless(found, below, [late, long, kept], Rule())
+        return _is_hopeless(found, below, [late, long, kept], Rule())
 
     assert not hopeless(0.5, 0.5)
     assert hopeless(0.25, 0.5)

@@ -129,6 +129,10 @@ FEW_PAIRS, SHORT, SMALL_BYTES = 8, 1536, 64 << 20
 # Sums of so many parts or fewer take 2 to 3 us less than those of more, below FEW_SPLITS: worth parts of so
 # many tokens.
 QUICK_SUM, FEW_SPLITS, SHORT_PART = 4, 16, 320
+# So many splits with small blocks read a third slower than others.
+SLOW_SPLITS = (7, 8)
+# Programs that share a multiprocessor where pairs of programs would leave places empty.
+CROWDED = 3
 # Compile-time constants that only dealt parts have.
 DEALT_CONSTANTS = (
     "BATCH", "HEADS", "PORTIONS", "LEAST", "EVEN", "FEW", "FEW_QUERIES", "FEW_SHARES", "FEW_SHARERS"
@@ -146,15 +150,15 @@ def decode_config(
     processors: int = PROCESSORS,
     shared_bytes: int = SHARED_BYTES,
     chained: bool = True,
+    studied: bool = False,
 ) -> DecodeConfig:
-    """Returns the layout for a shape on a GPU of so many multiprocessors; `kv_bytes` an element of K, V.
+    """Returns the layout for a shape on a GPU of so many multiprocessors; `kv_bytes` an element of K, V;
+    `studied`: that of studies on a card, because profiles have its times.
 
     Two programs a multiprocessor, each with three blocks of 8 KB of K and V in flight, keep memory busy, and
-    do so until the end if all read equally much: as many splits as fit into one wave. 7 splits have larger
-    blocks, and of 8 there are half as many with four times larger ones, because 7 or 8 with small blocks read
-    a third slower. If a head would be split into more than
-    MOST_PARTS parts, one program a multiprocessor with blocks twice as large reads nearly as fast and leaves
-    half as much to sum; two multiprocessors then stay free. (Measured on an H200:
+    do so until the end if all read equally much: as many splits as fit into one wave. If a head would be
+    split into more than MOST_PARTS parts, one program a multiprocessor with blocks twice as large reads
+    nearly as fast and leaves half as much to sum; two multiprocessors then stay free. (Measured on an H200:
     docs/measurements/kernels.md.)
 
     >>> shape = {"batch": 1, "q_heads": 32, "kv_heads": 8, "head_dim": 128, "kv_bytes": 2}
@@ -165,20 +169,35 @@ def decode_config(
     >>> print(decode_config(batch=1, q_heads=4, kv_heads=1, head_dim=128, capacity=131072, kv_bytes=2))
     130 splits, blocks of 64, 4 stages, 4 warps, 16 slices, chained
     """
-    _check_sizes(batch, q_heads, kv_heads, head_dim, capacity, kv_bytes)
+    if min(batch, q_heads, kv_heads, head_dim, capacity, kv_bytes) < 1 or q_heads % kv_heads:
+        raise ValueError(
+            f"no layout for {batch} sequences, {q_heads}/{kv_heads} heads of {head_dim}, {capacity} tokens"
+        )
     pairs, group = batch * kv_heads, q_heads // kv_heads
     splits, block_bytes = 2 * processors // pairs, BLOCK_BYTES
     # Two programs that sum many queries together take longer than one program without a sum.
     alone = splits == 2 and group > 2
     if splits > MOST_PARTS or alone:
         splits, block_bytes = (processors - 2) // pairs, 2 * BLOCK_BYTES
-    elif splits == 7:
+    elif splits == 7 and not studied:
         block_bytes = 2 * BLOCK_BYTES
-    elif splits == 8:
+    elif splits == 8 and not studied:
         splits, block_bytes = processors // pairs, 4 * BLOCK_BYTES
     row_bytes = padded(head_dim) * kv_bytes
     block, large = max(16, min(128, block_bytes // row_bytes)), large_block(head_dim, kv_bytes)
-    splits, many = _nearly_a_power(max(1, splits)), pairs > FEW_PAIRS
+    if studied:
+        splits, block = _studied(max(1, splits), block, large, capacity)
+    else:
+        splits, block = _fitted(max(1, splits), block, large, capacity, pairs, group)
+    slices = 1 << min(4, max(0, splits.bit_length() - 4))
+    depth = depth_that_fits(block * row_bytes, shared_bytes)
+    return DecodeConfig(block, splits, depth, WARPS, slices, chained, max(1, processors // 2))
+
+
+def _fitted(splits: int, block: int, large: int, capacity: int, pairs: int, group: int) -> tuple[int, int]:
+    """Returns the splits and the block for sequences of up to `capacity` tokens: fewer splits, in blocks of
+    up to `large` tokens, where these are short."""
+    splits, many = _nearly_a_power(splits), pairs > FEW_PAIRS
     block = max(block, large) if splits * large > capacity else block
     # One block a program and no further one; two of many queries, whose sum takes longer.
     least = 2 * large if many and group > 4 else large
@@ -187,61 +206,20 @@ def decode_config(
         splits = splits if splits > FEW_SPLITS else _power_below(splits)
     if QUICK_SUM < splits < FEW_SPLITS and many and capacity <= QUICK_SUM * SHORT_PART:
         splits = QUICK_SUM
-    block = max(block, large) if splits in (7, 8) else block
-    return _laid_out(splits, block, row_bytes, processors, shared_bytes, chained)
+    return splits, max(block, large) if splits in SLOW_SPLITS else block
 
 
-def studied_config(
-    *,
-    batch: int,
-    q_heads: int,
-    kv_heads: int,
-    head_dim: int,
-    capacity: int,
-    kv_bytes: int,
-    processors: int = PROCESSORS,
-    shared_bytes: int = SHARED_BYTES,
-    chained: bool = True,
-) -> DecodeConfig:
-    """Returns the layout that studies run on a card, because profiles have its times: as `decode_config`, but
-    up to MOST_PARTS + 1 splits are a power of two, and have two of the smaller blocks at least.
+def _studied(splits: int, block: int, large: int, capacity: int) -> tuple[int, int]:
+    """As `_fitted` for studies: up to MOST_PARTS + 1 splits are a power of two, and have two of the smaller
+    blocks at least."""
 
-    >>> shape = {"batch": 1, "q_heads": 32, "kv_heads": 8, "head_dim": 128, "kv_bytes": 2}
-    >>> print(studied_config(**shape, capacity=8192))
-    32 splits, blocks of 32, 4 stages, 4 warps, 4 slices, chained
-    """
-    _check_sizes(batch, q_heads, kv_heads, head_dim, capacity, kv_bytes)
-    pairs = batch * kv_heads
-    splits, block_bytes = 2 * processors // pairs, BLOCK_BYTES
-    if splits > MOST_PARTS or (splits == 2 and q_heads // kv_heads > 2):
-        splits, block_bytes = (processors - 2) // pairs, 2 * BLOCK_BYTES
-    row_bytes = padded(head_dim) * kv_bytes
-    block = max(16, min(128, block_bytes // row_bytes))
-    splits = max(1, splits)
-    splits = splits if splits > MOST_PARTS + 1 else _power_below(splits)
+    def power(number: int) -> int:
+        return number if number > MOST_PARTS + 1 else _power_below(number)
+
+    splits = power(splits)
     if splits * 2 * block > capacity:
-        splits = max(1, capacity // (2 * block))
-        splits = splits if splits > MOST_PARTS + 1 else _power_below(splits)
-        block = max(block, large_block(head_dim, kv_bytes))
-    return _laid_out(splits, block, row_bytes, processors, shared_bytes, chained)
-
-
-def _check_sizes(
-    batch: int, q_heads: int, kv_heads: int, head_dim: int, capacity: int, kv_bytes: int
-) -> None:
-    if min(batch, q_heads, kv_heads, head_dim, capacity, kv_bytes) < 1 or q_heads % kv_heads:
-        raise ValueError(
-            f"no layout for {batch} sequences, {q_heads}/{kv_heads} heads of {head_dim}, {capacity} tokens"
-        )
-
-
-def _laid_out(
-    splits: int, block: int, row_bytes: int, processors: int, shared_bytes: int, chained: bool
-) -> DecodeConfig:
-    """Returns the layout of so many splits in blocks of so many tokens, of so many bytes in K and in V."""
-    slices = 1 << min(4, max(0, splits.bit_length() - 4))
-    depth = depth_that_fits(block * row_bytes, shared_bytes)
-    return DecodeConfig(block, splits, depth, WARPS, slices, chained, max(1, processors // 2))
+        splits, block = power(max(1, capacity // (2 * block))), max(block, large)
+    return splits, block
 
 
 def _power_below(number: int) -> int:
@@ -260,11 +238,11 @@ def _nearly_a_power(splits: int) -> int:
 
 
 def _in_large_blocks(config: DecodeConfig, kv: Cache, gpu: Gpu) -> DecodeConfig:
-    """Returns a layout with which three programs share a multiprocessor: fewer places stay empty where
+    """Returns a layout with which CROWDED programs share a multiprocessor: fewer places stay empty where
     programs do not fill whole waves of two."""
     head_dim, kv_bytes = kv.k.shape[-1], kv.k.element_size()
     block = large_block(head_dim, kv_bytes)
-    stages = depth_beside_others(block, head_dim, kv_bytes, gpu.shared_bytes)
+    stages = depth_beside_others(block, head_dim, kv_bytes, gpu.shared_bytes, CROWDED)
     return replace(config, block=block, stages=stages)
 
 
@@ -305,8 +283,8 @@ def longest_split(pairs: int, token_bytes: int) -> int:
 
 
 def split_config_for(q: Tensor, kv: Cache) -> DecodeConfig:
-    """Returns the layout of `studied_config` for these tensors, which speculative attention has too."""
-    return studied_config(**_sizes_of(q, kv))
+    """Returns the layout of studies for these tensors, which speculative attention has too."""
+    return decode_config(**_sizes_of(q, kv), studied=True)
 
 
 def _sizes_of(q: Tensor, kv: Cache) -> dict[str, Any]:

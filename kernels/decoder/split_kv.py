@@ -42,8 +42,6 @@ BLOCK_BYTES = 8 * 1024
 # Above this many parts, the sum costs more than a second program a multiprocessor gains.
 MOST_PARTS = 64
 STAGES, WARPS = 4, 4
-# Programs that share a multiprocessor where the numbers of programs leave places.
-PROGRAMS = 3
 # Shared memory that a program needs besides its blocks.
 SPARE_BYTES = 8 * 1024
 # A matrix instruction takes at least so many rows.
@@ -282,10 +280,9 @@ def large_block(head_dim: int, kv_bytes: int) -> int:
     return max(16, min(128, 2 * BLOCK_BYTES // (padded(head_dim) * kv_bytes)))
 
 
-def depth_beside_others(block: int, head_dim: int, kv_bytes: int, shared_bytes: int) -> int:
-    """Returns the pipeline stages with which PROGRAMS programs share a multiprocessor's memory; at least
-    2."""
-    return depth_that_fits(block * padded(head_dim) * kv_bytes, shared_bytes // PROGRAMS)
+def depth_beside_others(block: int, head_dim: int, kv_bytes: int, shared_bytes: int, programs: int) -> int:
+    """Returns the pipeline stages with which so many programs share a multiprocessor's memory; at least 2."""
+    return depth_that_fits(block * padded(head_dim) * kv_bytes, shared_bytes // programs)
 
 
 def depth_that_fits(block_bytes: int, shared_bytes: int) -> int:

@@ -36,11 +36,11 @@ from simcore.planning.searches import (
     Fewest,
     Highest,
     Judged,
+    Search,
     drive,
     fewest,
-    hardly_keeps_up,
     highest,
-    is_hopeless,
+    is_given_up,
     judge,
 )
 from simcore.planning.verdict import interval
@@ -338,16 +338,15 @@ def tightness(asked: Asked, one: Tried) -> float:
 
 def _judge_at_price_ends(asked: Asked, result: PlanResult, runner: Runner) -> None:
     """Judges the winners with all prices at the slow end of their intervals, and what is one step beyond with
-    all prices at the fast end. What pairs with the prices' own values say will not hold for sure is not
-    looked at any longer."""
+    all prices at the fast end; what is given up by pairs with the prices' own values stays unsure."""
     pairs = enumerate(zip(result.groups, result.winners, strict=True))
     worse = {i: beyond(group, winner) for i, (group, winner) in pairs}
     slow = [(i, winner) for i, winner in enumerate(result.winners) if winner is not None]
     fast = [(i, one) for i, one in worse.items() if one is not None and result.winners[i] is not None]
 
-    def at_end(one: Tried, end: End) -> Any:
+    def at_end(one: Tried, end: End) -> Search[Judged]:
         def enough(found: Judged) -> bool:
-            return hardly_keeps_up(found) or is_hopeless(found, one.judged, asked.limits, asked.rule)
+            return is_given_up(found, one.judged, asked.limits, asked.rule)
 
         return judge(one.point, asked.limits, asked.rule, end, enough=enough)
 

@@ -147,7 +147,7 @@ def _by_tosses(least: int, count: int) -> float:
     return sum(comb(count, number) for number in range(least, count + 1)) / 2.0**count
 
 
-def hardly_keeps_up(found: Judged) -> bool:
+def _hardly_keeps_up(found: Judged) -> bool:
     """Whether the queue grows in more runs than chance would let it, LITTLE_HOPE, if it grew in half of them
     after all."""
     count, growing = len(found.runs), sum(run.growing for run in found.runs)
@@ -313,13 +313,11 @@ def highest(
                 return len(found.runs) >= rule.looks[min(BRACKETS, len(rule.looks) - 1)]
             if low is None or low == value:
                 return False
-            if hardly_keeps_up(found):
-                return True
             if looked.times[low] != times:
                 # Longer runs have other figures: they are no pairs.
-                return is_hopeless(found, found, limits, rule)
+                return is_given_up(found, found, limits, rule)
             below = looked.tried[low]
-            return is_hopeless(found, below, limits, rule) or _within(
+            return is_given_up(found, below, limits, rule) or _within(
                 tolerance, value, found, low, below, limits, rule
             )
 
@@ -424,10 +422,9 @@ def _told_apart(looked: _Looked, limits: Sequence[Limit], rule: Rule) -> float:
     for limit in limits:
         if at_high.verdicts.get(limit.metric) in ("unsure", "fails"):
             here, there = at_low.values(limit.metric), at_high.values(limit.metric)
-            both = min(len(here), len(there))
-            if both < PAIRS:
+            if min(len(here), len(there)) < PAIRS:
                 return 0.0
-            slope = abs(fmean(there[:both]) - fmean(here[:both])) / log(high / low)
+            slope = _slope(here, there, high / low)
             reach = rule.reach(here, at_most=limit.at_most)
             found.append(OF_CHANCE * reach / slope if slope > 0.0 else COARSEST)
     return min(found) if len(found) > 1 else 0.0
@@ -440,10 +437,10 @@ def _ends_moved(looked: _Looked, judged: Look, limits: Sequence[Limit], rule: Ru
     assert low is not None
     assert high is not None
     looked.least = min(ENOUGH, rule.most)
-    at_low, alike = looked.tried[low], times[low] == times[high]
+    at_low = looked.tried[low]
     if limits and len(at_low.runs) < looked.least and not at_low.point.same_in_every_run:
         yield from judged(low, times[low])
-    at_low, at_high = looked.tried[low], looked.tried[high]
+    at_low, at_high, alike = looked.tried[low], looked.tried[high], times[low] == times[high]
     if at_low.holds and (times[low] < times[high] or (alike and _by_chance(at_low, at_high, limits))):
         # More requests say more of a steady state.
         yield from judged(low, times[high])
@@ -451,6 +448,12 @@ def _ends_moved(looked: _Looked, judged: Look, limits: Sequence[Limit], rule: Ru
         yield from judged(high, times[low])
     looked.move()
     return (looked.low, looked.high) != (low, high)
+
+
+def _slope(below: Sequence[float], above: Sequence[float], factor: float) -> float:
+    """Returns how far the means of pairs are apart, for each e-fold of a value that differs by a factor."""
+    both = min(len(below), len(above))
+    return abs(fmean(above[:both]) - fmean(below[:both])) / log(factor)
 
 
 def _shift(here: Sequence[float], there: Sequence[float]) -> float:
@@ -472,7 +475,12 @@ def _by_chance(found: Judged, other: Judged, limits: Sequence[Limit]) -> bool:
     return bool(keeps) and all(keeps) != found.holds
 
 
-def is_hopeless(found: Judged, below: Judged, limits: Sequence[Limit], rule: Rule) -> bool:
+def is_given_up(found: Judged, below: Judged, limits: Sequence[Limit], rule: Rule) -> bool:
+    """Whether a point may be left unsure, as its queue grows or its figures are hopeless; see below."""
+    return _hardly_keeps_up(found) or _is_hopeless(found, below, limits, rule)
+
+
+def _is_hopeless(found: Judged, below: Judged, limits: Sequence[Limit], rule: Rule) -> bool:
     """Whether a point will not hold for sure after all replicas either: by another point, a lower value or
     other prices, that has had more of them, and what its few differ from their pairs there; else by its own
     mean, where the chance that it holds is LITTLE_HOPE at most."""
@@ -576,7 +584,7 @@ def _guess(looked: _Looked, limits: Sequence[Limit], rule: Rule) -> float | None
     if high > low * NEAR:
         return None
     at_low, at_high = tried[low], tried[high]
-    if hardly_keeps_up(at_high):
+    if _hardly_keeps_up(at_high):
         # Metrics there say nothing of where the queue begins to grow.
         return None
     below = max((_used(at_low, limit, rule) for limit in limits), default=0.0)
@@ -622,9 +630,7 @@ def _within(
     for limit in limits:
         if found.verdicts[limit.metric] == "unsure":
             here, there = found.values(limit.metric), holding.values(limit.metric)
-            both = min(len(here), len(there))
-            slope = abs(fmean(here[:both]) - fmean(there[:both])) / log(value / low)
-            if rule.reach(here, at_most=limit.at_most) >= tolerance * slope:
+            if rule.reach(here, at_most=limit.at_most) >= tolerance * _slope(there, here, value / low):
                 return False
     return True
 
