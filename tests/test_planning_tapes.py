@@ -150,8 +150,8 @@ def fewest_of(seed: int) -> Iterator[str]:
     world = World(1000 + seed, coarse=seed % 2 == 1)
     need, bound = 30.0 / (1 + seed % 7), (None, 3, 20)[seed % 3]
     search = fewest(
-        lambda servers: world.at(need * world.edge / servers), (1 + seed % 2, 40), world.limits, world.rule,
-        lambda: bound,
+        lambda servers, times: world.at(need * world.edge / servers, times), (1 + seed % 2, 40),
+        world.limits, world.rule, lambda: bound, most_times=16,
     )  # fmt: skip
     found, batches = result_and_batches(search, world)
     yield f"world {1000 + seed}, need {need:.4g}, bound {bound}: {found.number} {found.cut}"

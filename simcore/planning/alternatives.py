@@ -157,21 +157,25 @@ def has_more(workload: Workload) -> bool:
     return not any(isinstance(arrivals, TraceArrivals) for arrivals in every)
 
 
+def longer(workload: Workload, times: int) -> Workload:
+    """Returns a workload with `times` as many requests, the last of which comes as many times as late where a
+    scenario says when."""
+    requests = [times * each for each in workload.requests or ()] or None
+    more = workload.model_copy(update={"requests": requests})
+    span = getattr(workload.arrivals, "span_intervals", None)
+    if span is None or _several(workload):
+        return more
+    arrivals = workload.arrivals.model_copy(update={"span_intervals": span * times})
+    return more.model_copy(update={"arrivals": arrivals})
+
+
 def at_load(workload: Workload, value: float, times: int = 1) -> Workload:
     """Returns a workload at another load, see `load_of`, with `times` as many requests."""
-    more = workload.model_copy(
-        update={"requests": [times * each for each in workload.requests or ()] or None}
-    )
+    more = longer(workload, times)
     if not _several(workload):
-        return more.model_copy(update={"arrivals": _longer(_at(workload.arrivals, value), times)})
+        return more.model_copy(update={"arrivals": _at(more.arrivals, value)})
     tenants = [one.model_copy(update={"arrivals": _faster(one.arrivals, value)}) for one in workload.tenants]
     return more.model_copy(update={"arrivals": _faster(workload.arrivals, value), "tenants": tenants})
-
-
-def _longer(arrivals: Any, times: int) -> Any:
-    """Returns arrivals whose last request comes so many times as late, where a scenario says when."""
-    span = getattr(arrivals, "span_intervals", None)
-    return arrivals if span is None else arrivals.model_copy(update={"span_intervals": span * times})
 
 
 def _several(workload: Workload) -> bool:
@@ -199,13 +203,22 @@ def with_load(benches: Benches, alternative: Alternative, value: float, times: i
     return benches.at(point, workload=at_load(point.scenario.workload, value, times))
 
 
-def with_servers(benches: Benches, alternative: Alternative, servers: int) -> Point:
-    """Returns the point of an alternative on another number of servers."""
-    return benches.at(alternative.point, devices=[servers * alternative.point.case.ranks])
+def with_times(benches: Benches, point: Point, times: int) -> Point:
+    """Returns a point with `times` as many requests."""
+    return point if times == 1 else benches.at(point, workload=longer(point.scenario.workload, times))
 
 
-def with_field(asked: Asked, benches: Benches, alternative: Alternative, path: str, value: int) -> Point:
-    """Returns the point of an alternative with another value of a field. Raises InputError."""
+def with_servers(benches: Benches, alternative: Alternative, servers: int, times: int = 1) -> Point:
+    """Returns the point of an alternative on another number of servers, with `times` as many requests."""
+    point = benches.at(alternative.point, devices=[servers * alternative.point.case.ranks])
+    return with_times(benches, point, times)
+
+
+def with_field(
+    asked: Asked, benches: Benches, alternative: Alternative, path: str, value: int, times: int = 1
+) -> Point:
+    """Returns the point of an alternative with another value of a field, with `times` as many requests.
+    Raises InputError."""
     document = copy.deepcopy(dict(alternative.document))
     put(document, path, value, f"{asked.where}: over: {path}")
     scenario = scenario_of(document, asked.where, asked.folder)
@@ -219,4 +232,4 @@ def with_field(asked: Asked, benches: Benches, alternative: Alternative, path: s
     ]
     if len(fitting) != 1:
         raise InputError(f"{asked.where}: over: {path}: leaves {len(fitting)} cases apart; one is needed")
-    return fitting[0]
+    return with_times(benches, fitting[0], times)

@@ -23,6 +23,10 @@ from simcore.studies.common import ServingAxes
 WORTH_SAYING = 1.005
 # Loads that an answer says in full; the table has all.
 MOST_LISTED = 4
+# Ends what is said of a point that is unsure.
+MORE = "; more replicas would tell"
+# Shares from which on the KV cache is full, and devices busy all the time.
+FULL_KV, FULL_TIME = 0.98, 0.95
 
 
 def answer(asked: Asked, result: PlanResult) -> str:
@@ -97,7 +101,8 @@ def _of_rate(
         f" {_reached(asked.limits, winner.judged)}{_sure(asked, winner)}."
     )
     if worse is not None:
-        says += f" {_load(worse.point.case.axes)} {_fails(worse.judged)}{_limiting(worse.judged)}."
+        reason = _limiting(worse.judged, winner.judged)
+        says += f" {_load(worse.point.case.axes)} {_fails(worse.judged)}{reason}."
     likely = next((one.likely for one in group if one.best is winner), None)
     if likely is not None and winner.value is not None and likely > winner.value * WORTH_SAYING:
         says += f" The means alone cross a limit at {_at_rate(winner, likely)}."
@@ -123,15 +128,17 @@ def _at_rate(winner: Tried, value: float) -> str:
 
 def _compared(result: PlanResult) -> str:
     """Returns how the winner compares in pairs; what its interval leaves open is said to be open."""
+    if not result.pairs:
+        return ""
+    kinds = {one.point.device for pair in result.pairs for one in (pair.a, pair.b)}
+    named, best = devices if len(kinds) > 1 else _way, result.pairs[0].a
     pairs = []
     for pair in result.pairs[:MOST_LISTED]:
         ends = f"{pair.low * 100:+.3g} to {pair.high * 100:+.3g} %"
         open_ = ", so that neither is better for sure" if pair.low <= 0.0 <= pair.high else ""
-        pairs.append(f"{_way(pair.b)} takes {pair.more * 100:+.3g} % ({ends}{open_})")
-    if not pairs:
-        return ""
-    load = _load(result.pairs[0].a.point.case.axes)
-    return f" Mean E2E at {load}, in pairs with the same requests: {'; '.join(pairs)}."
+        pairs.append(f"{named(pair.b)} {pair.more * 100:+.3g} % ({ends}{open_})")
+    than = f"beside {named(best)} at {_load(best.point.case.axes)}"
+    return f" Mean E2E {than}, in pairs with the same requests: {'; '.join(pairs)}."
 
 
 def _grid(asked: Asked, result: PlanResult) -> str:
@@ -235,7 +242,9 @@ def _number(asked: Asked, one: Tried) -> str:
 def _fails(judged: Judged) -> str:
     if judged.holds:
         return "holds"
-    return f"{'would not do' if judged.verdict == 'fails' else 'would not do for sure'}: {judged.why}"
+    if judged.verdict == "fails":
+        return f"would not do: {judged.why}"
+    return f"is not sure to hold: {judged.why}{MORE if len(judged.runs) > 1 else ''}"
 
 
 def _closest(asked: Asked, group: Sequence[Answered]) -> str:
@@ -244,18 +253,24 @@ def _closest(asked: Asked, group: Sequence[Answered]) -> str:
     unsure = [one for one in worse if one.judged.verdict == "unsure"]
     if unsure:
         near = min(unsure, key=lambda one: one.judged.used(asked.limits))
-        return f" {devices(near)} {_fails(near.judged)}; more replicas would tell."
+        return f" {devices(near)} {_fails(near.judged)}."
     return f" {devices(worse[0])} {_fails(worse[0].judged)}." if worse else ""
 
 
-def _limiting(judged: Judged) -> str:
-    """Returns what runs out at a point, by its own figures."""
-    share, moved, busy = (judged.mean(name) for name in ("max_kv_share", "preemptions", "utilisation"))
-    if moved and share is not None and share > 0.98:
+def _limiting(worse: Judged, best: Judged) -> str:
+    """Returns what runs out at a point, by its own figures, and does not where another one holds."""
+
+    def is_full(judged: Judged) -> bool:
+        share = judged.mean("max_kv_share")
+        return bool(judged.mean("preemptions")) and share is not None and share > FULL_KV
+
+    def is_busy(judged: Judged) -> bool:
+        busy = judged.mean("utilisation")
+        return busy is not None and busy > FULL_TIME
+
+    if is_full(worse) and not is_full(best):
         return "; the KV cache is full"
-    if busy is not None and busy > 0.95:
-        return "; the devices are busy all the time"
-    return ""
+    return "; the devices are busy all the time" if is_busy(worse) and not is_busy(best) else ""
 
 
 def _prices(asked: Asked, result: PlanResult, i: int) -> str:

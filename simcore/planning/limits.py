@@ -62,7 +62,7 @@ def limits(given: Mapping[str, float], where: str, tenants: Iterable[str] = ()) 
     for name in given:
         if name not in known:
             raise InputError(f"{where}: {plain(name)}: no such metric{nearest(name, known)}")
-        most = _most(name)
+        most = greatest(name)
         above = name.endswith("_s")
         if not 0.0 <= given[name] <= most or (given[name] == 0.0 and above):
             number = "a number above 0" if above else "0 or more"
@@ -71,12 +71,21 @@ def limits(given: Mapping[str, float], where: str, tenants: Iterable[str] = ()) 
     return tuple(Limit(name, value, metric(STUDY, name).better != "higher") for name, value in given.items())
 
 
-def _most(name: str) -> float:
-    """Returns the greatest limit of a metric that makes sense."""
+def greatest(name: str) -> float:
+    """Returns the greatest value that a metric may have; the least is 0."""
     _, name = split_tenant(name)
     return (
         1.0 if name.startswith("slo_attainment") or name.endswith("_share") or name == "utilisation" else inf
     )
+
+
+def within(name: str, low: float, high: float) -> tuple[float, float]:
+    """Returns an interval of a metric without what the metric cannot be.
+
+    >>> within("ttft_p99_s", -0.1, 0.4), within("slo_attainment", 0.97, 1.02)
+    ((0.0, 0.4), (0.97, 1.0))
+    """
+    return max(low, 0.0), min(high, greatest(name))
 
 
 def of_slo(slo: Mapping[str, float | None], tenant: str = "") -> dict[str, float]:

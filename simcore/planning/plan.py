@@ -16,6 +16,7 @@ from simcore.planning import break_even
 from simcore.planning.answer import answer, cost_per_million, devices
 from simcore.planning.commands import how_to_run
 from simcore.planning.leading import metric_of, metrics_of
+from simcore.planning.limits import within
 from simcore.planning.points import Benches
 from simcore.planning.questions import DEVICES, PlanResult, Tried, ask, joules_per_token, objectives
 from simcore.planning.runs import InProcesses, Maker, Runner
@@ -174,7 +175,7 @@ def run(
             *unmeasured(shares, device),
             *extrapolated(shares),
         ],
-        notes=[*left, *result.left_out_early],
+        notes=[*left, *result.left_out_early, *_more_requests(result)],
         simulated=runner.simulated,
         known=runner.known,
         requests=runner.requests,
@@ -237,6 +238,17 @@ def _faults(result: PlanResult) -> list[str]:
     return [f"a run failed: {fault}" for fault in faults]
 
 
+def _more_requests(result: PlanResult) -> list[str]:
+    """Returns a note if points have had more requests than their scenario has."""
+    times = [one.point.case.axes.requests // one.alternative.point.case.axes.requests for one in result.tried]
+    longer = [each for each in times if each > 1]
+    if not longer:
+        return []
+    of = f"{len(longer):,} of {len(times):,} points {'has' if len(longer) == 1 else 'have'}"
+    more = f"more requests than workload.requests, up to {max(longer)} times as many"
+    return [f"for a steady state {of} {more}"]
+
+
 def _few(asked: Asked, tried: Sequence[Tried]) -> list[str]:
     """Returns a warning if the best points have too few requests for the percentiles that are limited."""
     percents: dict[str, float] = {}
@@ -289,5 +301,5 @@ def _line(asked: Asked, one: Tried, result: PlanResult) -> dict[str, Any]:
         values = judged.values(name)
         ends = interval(values, asked.whatif.certainty)
         line[name] = judged.mean(name)
-        line[f"{name}.low"], line[f"{name}.high"] = ends or (None, None)
+        line[f"{name}.low"], line[f"{name}.high"] = (None, None) if ends is None else within(name, *ends)
     return line

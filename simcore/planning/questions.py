@@ -26,6 +26,7 @@ from simcore.planning.alternatives import (
     with_field,
     with_load,
     with_servers,
+    with_times,
 )
 from simcore.planning.limits import LATENCY
 from simcore.planning.points import Benches, Point
@@ -42,6 +43,7 @@ from simcore.planning.searches import (
     highest,
     is_given_up,
     judge,
+    steady,
 )
 from simcore.planning.verdict import interval
 from simcore.planning.whatif import Asked
@@ -249,10 +251,10 @@ def _fewest(asked: Asked, benches: Benches, runner: Runner) -> PlanResult:
             ranks = one.point.case.ranks
             between = max(ceil(least / ranks), fewest_servers(one.point)), most // ranks
 
-        def at(number: int) -> Point:
+        def at(number: int, times: int) -> Point:
             if on_devices:
-                return with_servers(benches, one, number)
-            return with_field(asked, benches, one, over, number)
+                return with_servers(benches, one, number, times)
+            return with_field(asked, benches, one, over, number, times)
 
         def enough() -> int | None:
             bound = best.get(one.group)
@@ -260,7 +262,9 @@ def _fewest(asked: Asked, benches: Benches, runner: Runner) -> PlanResult:
                 return None
             return max(1, ceil(bound / unit(one) - 1e-9))
 
-        result = yield from fewest(at, between, asked.limits, asked.rule, enough)
+        # A trace is the load itself, not what stands for a rate.
+        most_times = MOST_TIMES if has_more(one.point.scenario.workload) else None
+        result = yield from fewest(at, between, asked.limits, asked.rule, enough, most_times=most_times)
         if result.number is not None:
             best[one.group] = min(best.get(one.group, float("inf")), result.number * unit(one))
         return result
@@ -499,10 +503,22 @@ def _grid(asked: Asked, benches: Benches, runner: Runner) -> PlanResult:
     known = alternatives(asked, benches, any_devices=False)
     every = known.every
     _check_objectives(asked, every)
-    # Where rates differ a point stands for its rate kept up, as in a search for one.
-    steady = len({one.point.case.axes.rate_per_s for one in every}) > 1
-    searches = [judge(one.point, asked.limits, asked.rule, steady=steady) for one in every]
-    judged = drive(searches, runner)
+    rates = {one.point.case.axes.rate_per_s for one in every}
+
+    def search(one: Alternative) -> Search[Judged]:
+        more = has_more(one.point.scenario.workload)
+        if not more and len(rates) == 1:
+            # A trace is the load itself, unless it is replayed at several speeds.
+            return (yield from judge(one.point, asked.limits, asked.rule))
+        found, _ = yield from steady(
+            partial(with_times, benches, one.point),
+            asked.limits,
+            asked.rule,
+            most_times=MOST_TIMES if more else 1,
+        )
+        return found
+
+    judged = drive([search(one) for one in every], runner)
     tried = [_tried(asked, one, verdict, None) for one, verdict in zip(every, judged, strict=True)]
     result = PlanResult(tried=tried, left_out=known.left_out)
     result.groups.append(

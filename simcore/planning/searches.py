@@ -1,10 +1,11 @@
 """Searches over points, as generators: each yields the runs that it wants and is sent their figures.
 
     judge    runs replicas of a point until the verdict on all its limits is sure
+    steady   the same, with twice as many requests where too few come for a steady state
     fewest   the least whole number at which a point holds: doubled until it holds, then halved in between
     highest  the greatest number at which a point holds: doubled or halved until one holds and one fails, then
              in between, to a tolerance: the geometric middle, and near the edge where a line crosses the
-             limit; where too few requests come for a steady state, twice as many
+             limit
 
 All points of a plan have the same replicas: the same draws of lengths and of gaps between arrivals, scaled to
 the rate (common random numbers). So what holds at a number holds below it (above it), but for chance that
@@ -15,11 +16,12 @@ the verdicts bound, and differences between points are those of pairs.
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from math import comb, inf, log, sqrt
 from statistics import fmean, stdev
 from typing import Any, TypeVar
 
-from simcore.planning.limits import Limit, metric_text, value_text
+from simcore.planning.limits import Limit, metric_text, value_text, within
 from simcore.planning.points import Point
 from simcore.planning.runs import Ask, Ran
 from simcore.planning.verdict import Rule, Verdict, quantile
@@ -95,6 +97,41 @@ def judge(
     return found
 
 
+# At most so many times as many requests as a scenario has, for a steady state.
+MOST_TIMES = 64
+
+
+def _never_either(found: Judged, times: int) -> bool:
+    del found, times
+    return False
+
+
+def steady(
+    at: Callable[[int], Point],
+    limits: Sequence[Limit],
+    rule: Rule,
+    *,
+    times: int = 1,
+    most_times: int = MOST_TIMES,
+    enough: Callable[[Judged, int], bool] = _never_either,
+    doubtful: Callable[[Judged, int], bool] = _never_either,
+) -> Search[tuple[Judged, int]]:
+    """Judges a point in steady state, see `judge`; returns with how many times as many requests as well.
+    `at`: the point with so many times as many; `times`: how many to begin with; `most_times`: at most."""
+    while True:
+        found = yield from judge(
+            at(times),
+            limits,
+            rule,
+            steady=True,
+            enough=lambda found, times=times: enough(found, times),  # type: ignore[misc]
+            doubtful=lambda found, times=times: doubtful(found, times),  # type: ignore[misc]
+        )
+        if not found.short or times >= most_times:
+            return found, times
+        times *= 2
+
+
 def judged_by(point: Point, runs: Sequence[Ran], limits: Sequence[Limit], rule: Rule) -> Verdict:
     """Returns the verdict on a point by given runs."""
     return _judged(point, runs, limits, rule, steady=False).verdict
@@ -119,7 +156,7 @@ def _judged(point: Point, runs: Sequence[Ran], limits: Sequence[Limit], rule: Ru
     if steady and 2 * sum(run.short for run in runs) > len(runs):
         return Judged(point, tuple(runs), "fails", verdicts, TOO_FEW, short=True)
     if unsure or kept_up == "unsure":
-        why = _says(runs, unsure) if unsure else OVERLOAD
+        why = _says(runs, unsure, rule) if unsure else PERHAPS_OVERLOAD
         return Judged(point, tuple(runs), "unsure", verdicts, why)
     return Judged(point, tuple(runs), "holds", verdicts)
 
@@ -156,6 +193,7 @@ def _hardly_keeps_up(found: Judged) -> bool:
 
 CHANCE = 0.05
 OVERLOAD = "requests come faster than they are answered"
+PERHAPS_OVERLOAD = "the queue grows in some replicas and not in others"
 TOO_FEW = "too few requests come for a steady state (more workload.requests would say more)"
 
 
@@ -169,11 +207,18 @@ def _broken(runs: Sequence[Ran], limits: Sequence[Limit]) -> str:
     return next((f"{name}: a replica has none" for name in missing), "")
 
 
-def _says(runs: Sequence[Ran], limits: Sequence[Limit]) -> str:
+def _says(runs: Sequence[Ran], limits: Sequence[Limit], rule: Rule | None = None) -> str:
+    """Returns what the means are beside their limits. `rule`: of a look that leaves them unsure, with the
+    ends that it leaves."""
+
     def one(limit: Limit) -> str:
-        mean = fmean(run.figures[limit.metric] or 0.0 for run in runs)
-        allowed = value_text(limit.metric, limit.value)
-        return f"{metric_text(limit.metric)} {value_text(limit.metric, mean)} (limit {allowed})"
+        name, values = limit.metric, [run.figures[limit.metric] or 0.0 for run in runs]
+        mean, allowed = value_text(name, fmean(values)), value_text(name, limit.value)
+        if rule is None or len(runs) < 2:
+            return f"{metric_text(name)} {mean} (limit {allowed})"
+        low, high = (value_text(name, end) for end in within(name, *rule.ends(values, at_most=limit.at_most)))
+        ends = "the same" if low == high else f"{low} to {high}"
+        return f"{metric_text(name)} {mean} ({ends} after {len(runs)} replicas; limit {allowed})"
 
     return "; ".join(map(one, limits))
 
@@ -192,31 +237,44 @@ class Fewest:
 
 
 def fewest(
-    at: Callable[[int], Point],
+    at: Callable[[int, int], Point],
     between: tuple[int, int],
     limits: Sequence[Limit],
     rule: Rule,
     enough: Callable[[], int | None] = lambda: None,
+    *,
+    most_times: int | None = MOST_TIMES,
 ) -> Search[Fewest]:
-    """Searches the least number that holds. `enough`: from this number on another search is as good, so that
-    the search may end there."""
+    """Searches the least number that holds. `at`: the point of a number with so many times as many requests;
+    `enough`: from this number on another search is as good, so that the search may end there; `most_times`:
+    how many times as many at most, for a steady state, None if the requests are those that count."""
     least, most = between
     tried: dict[int, Judged] = {}
-    failing, number = least - 1, least
+    failing, number, times = least - 1, least, 1
+
+    def judged(number: int) -> Search[bool]:
+        nonlocal times
+        if most_times is None:
+            tried[number] = yield from judge(at(number, 1), limits, rule)
+        else:
+            # Too few for a steady state at one number are likely to be too few at the next.
+            tried[number], times = yield from steady(
+                partial(at, number), limits, rule, times=times, most_times=most_times
+            )
+        return tried[number].holds
+
     while True:
         bound = enough()
         top = most if bound is None else min(most, bound - 1)
         if failing >= top:
             return Fewest(None, tried, bound if top < most else None)
         number = min(number, top)
-        tried[number] = yield from judge(at(number), limits, rule)
-        if tried[number].holds:
+        if (yield from judged(number)):
             break
         failing, number = number, 2 * number
     while number - failing > 1:
         middle = (number + failing) // 2
-        tried[middle] = yield from judge(at(middle), limits, rule)
-        if tried[middle].holds:
+        if (yield from judged(middle)):
             number = middle
         else:
             failing = middle
@@ -244,8 +302,6 @@ BRACKETS = 3
 # Two points within this factor of each other have a line between them that says where the edge is. Rounding
 # of a bracket's factor.
 NEAR, ROUNDING = 1.3, 1e-9
-# At most so many times as many requests as a scenario has, for a steady state.
-MOST_TIMES = 64
 
 
 @dataclass(frozen=True, eq=False)
@@ -305,7 +361,7 @@ def highest(
     looked = _Looked()
 
     def judged(value: float, times: int) -> Search[None]:
-        def enough(found: Judged) -> bool:
+        def enough(found: Judged, times: int) -> bool:
             if looked.knows_more(value, times, found):
                 return False
             low = looked.low
@@ -321,7 +377,7 @@ def highest(
                 tolerance, value, found, low, below, limits, rule
             )
 
-        def doubtful(found: Judged) -> bool:
+        def doubtful(found: Judged, times: int) -> bool:
             if looked.knows_more(value, times, found):
                 # A verdict that was doubted stays so, else a search could go round for ever.
                 return True
@@ -333,13 +389,15 @@ def highest(
                 return False
             return _by_chance(found, looked.tried[other], limits)
 
-        while True:
-            point = at(value, times)
-            found = yield from judge(point, limits, rule, steady=True, enough=enough, doubtful=doubtful)
-            if not found.short or times >= most_times:
-                looked.tried[value], looked.times[value] = found, times
-                return
-            times *= 2
+        looked.tried[value], looked.times[value] = yield from steady(
+            partial(at, value),
+            limits,
+            rule,
+            times=times,
+            most_times=most_times,
+            enough=enough,
+            doubtful=doubtful,
+        )
 
     while True:
         yield from _bracket(looked, judged, begin, between, limits)

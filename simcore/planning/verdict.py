@@ -69,10 +69,22 @@ class Rule:
     def reach(self, values: Sequence[float], *, at_most: bool) -> float:
         """Returns how far from a limit the mean of values [replicas], two or more, has to be so that a last
         look at them is sure."""
-        wanted = quantile(self.error, len(values) - 1)
-        half = wanted * stdev(values) / sqrt(len(values))
-        turned, _ = _turned(values, 1.0, at_most=at_most)
-        return max(half, upper(turned, wanted) - fmean(turned))
+        return _reach(values, quantile(self.error, len(values) - 1), at_most=at_most)
+
+    def ends(self, values: Sequence[float], *, at_most: bool) -> tuple[float, float]:
+        """Returns between which values the mean of values [replicas], two or more, lies by this look: a limit
+        between them leaves it unsure."""
+        wanted, mean = quantile(self.error_at(len(values)), len(values) - 1), fmean(values)
+        good = wanted * stdev(values) / sqrt(len(values))
+        bad = _reach(values, wanted, at_most=at_most)
+        return (mean - good, mean + bad) if at_most else (mean - bad, mean + good)
+
+
+def _reach(values: Sequence[float], wanted: float, *, at_most: bool) -> float:
+    """Returns how far to the bad side the mean of values may lie; `wanted`: the quantile."""
+    half = wanted * stdev(values) / sqrt(len(values))
+    turned, _ = _turned(values, 1.0, at_most=at_most)
+    return max(half, upper(turned, wanted) - fmean(turned))
 
 
 def judged(values: Sequence[float], limit: float, error: float, *, at_most: bool) -> Verdict:
