@@ -571,7 +571,7 @@ def test_a_fault_that_only_a_worker_meets_has_the_words_of_the_process_that_asks
         ),
         (
             {"question": "grid", "vary": {"fleets": [[[h200()], [h100(), {"device": "h20"}]]]}},
-            "plan.yaml: fleets[1][1].device: unknown device 'h20'",
+            "plan.yaml: base: fleets[1][1].device: unknown device 'h20'",
         ),
         (
             {"question": "grid", "vary": {"fleets.0.1.strategy.token_budgets": [64, 128]}},

@@ -1302,7 +1302,7 @@ def test_the_next_smaller_number_may_do_if_any_does_at_fast_prices() -> None:
 
 def test_of_ways_that_cannot_be_the_first_is_told(tmp_path: Path) -> None:
     base = {**BASE, "devices": 4, "strategies": [{"kind": "continuous_batching", "ranks": 1}]}
-    with pytest.raises(InputError, match=r"^[^ ]*: strategies\[0\].ranks: is 3;"):
+    with pytest.raises(InputError, match=r"^[^ ]*: base: strategies\[0\].ranks: is 3;"):
         planned(tmp_path, {"base": base, "vary": {"strategies.0.ranks": [3, 5]}}, "grid")
 
 

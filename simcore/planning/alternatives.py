@@ -220,7 +220,7 @@ def with_field(
     """Returns the point of an alternative with another value of a field, with `times` as many requests.
     Raises InputError."""
     document = copy.deepcopy(dict(alternative.document))
-    put(document, path, value, f"{asked.where}: over: {path}")
+    put(document, path, value, f"{asked.file}: over: {path}")
     scenario = scenario_of(document, asked.where, asked.folder)
     assert isinstance(scenario, ServingScenario)
     axes = alternative.point.case.axes
@@ -231,5 +231,5 @@ def with_field(
         and replace(point.case.axes, label="") == replace(axes, label="")
     ]
     if len(fitting) != 1:
-        raise InputError(f"{asked.where}: over: {path}: leaves {len(fitting)} cases apart; one is needed")
+        raise InputError(f"{asked.file}: over: {path}: leaves {len(fitting)} cases apart; one is needed")
     return with_times(benches, fitting[0], times)

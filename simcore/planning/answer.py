@@ -2,9 +2,10 @@
 
 from collections.abc import Callable, Sequence
 
-from simcore.planning.limits import Limit, metric_text, value_text
+from simcore.planning.limits import Limit, metric_text, number_text, value_text
 from simcore.planning.questions import (
     DEVICES,
+    RATES,
     Answered,
     PlanResult,
     Tried,
@@ -103,6 +104,8 @@ def _of_rate(
     if worse is not None:
         reason = _limiting(worse.judged, winner.judged)
         says += f" {_load(worse.point.case.axes)} {_fails(worse.judged)}{reason}."
+    if winner.value is not None and winner.value >= RATES[1]:
+        says += " The search ends there."
     likely = next((one.likely for one in group if one.best is winner), None)
     if likely is not None and winner.value is not None and likely > winner.value * WORTH_SAYING:
         says += f" The means alone cross a limit at {_at_rate(winner, likely)}."
@@ -123,7 +126,7 @@ def _at_rate(winner: Tried, value: float) -> str:
     axes = winner.point.case.axes
     assert winner.value is not None
     rate = value if axes.rate_per_s is None else axes.rate_per_s * value / winner.value
-    return f"{rate:.4g} {axes.arriving}/s"
+    return f"{number_text(rate)} {axes.arriving}/s"
 
 
 def _compared(result: PlanResult) -> str:
@@ -142,15 +145,17 @@ def _compared(result: PlanResult) -> str:
 
 
 def _grid(asked: Asked, result: PlanResult) -> str:
-    holding = [one for one in result.tried if one.judged.holds]
-    count = f"{len(holding):,} of {len(result.tried):,} points"
+    holding, several = [one for one in result.tried if one.judged.holds], len(result.tried) > 1
     best = [one for one in result.winners if one is not None]
     if not best:
         (group,) = result.groups
         sure = " for sure" if any(one.judged.verdict == "unsure" for one in result.tried) else ""
-        none = f"None of {len(result.tried):,} points keeps {_limits(asked.limits)}{sure}"
+        keeps = f"None of {len(result.tried):,} points keeps" if several else "The one point does not keep"
+        none = f"{keeps} {_limits(asked.limits)}{sure}"
         return f"{none}.{_closest(asked, group)}"
-    held = f" keep {_limits(asked.limits)}" if asked.limits else " can run"
+    count = f"{len(holding):,} of {len(result.tried):,} points" if several else "The one point"
+    keeps = "keep" if several else "keeps"
+    held = f" {keeps} {_limits(asked.limits)}" if asked.limits else " can run"
     first = best[0]
     if len(best) == 1:
         of = f"best is {devices(first)} at {_load(first.point.case.axes)}"
@@ -200,7 +205,7 @@ def _way(one: Tried) -> str:
 def _load(axes: ServingAxes) -> str:
     if axes.rate_per_s is None:
         return "the closed loop"
-    return f"{axes.rate_per_s:.4g} {axes.arriving}/s"
+    return f"{number_text(axes.rate_per_s)} {axes.arriving}/s"
 
 
 def _limits(limits: Sequence[Limit]) -> str:

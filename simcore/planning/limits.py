@@ -102,7 +102,16 @@ def value_text(metric: str, value: float) -> str:
     """Returns a metric's value with its unit for people: seconds below one in ms."""
     if metric.endswith("_s") and not metric.endswith("per_s"):
         return f"{value * 1e3:.3g} ms" if value < 1.0 else f"{value:.3g} s"
-    return f"{value:.4g}"
+    return number_text(value)
+
+
+def number_text(value: float) -> str:
+    """Returns a number for people: four digits, or all that are whole.
+
+    >>> number_text(12.3456), number_text(31580.3)
+    ('12.35', '31,580')
+    """
+    return f"{value:,.0f}" if 1e4 <= abs(value) < 1e15 else f"{value:.4g}"
 
 
 def metric_text(metric: str) -> str:

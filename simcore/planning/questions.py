@@ -28,7 +28,7 @@ from simcore.planning.alternatives import (
     with_servers,
     with_times,
 )
-from simcore.planning.limits import LATENCY
+from simcore.planning.limits import LATENCY, number_text
 from simcore.planning.points import Benches, Point
 from simcore.planning.race import MANY, Raced, race, runs_of
 from simcore.planning.runs import Ask, Runner
@@ -221,18 +221,18 @@ def _fewest(asked: Asked, benches: Benches, runner: Runner) -> PlanResult:
     over = asked.whatif.over or DEVICES
     on_devices = over == DEVICES
     if asked.question == "cost" and not on_devices:
-        raise InputError(f"{asked.where}: over: question cost searches devices")
+        raise InputError(f"{asked.file}: over: question cost searches devices")
     known = alternatives(asked, benches, any_devices=on_devices)
     every = known.every
     groups = _grouped(one.group for one in every)
     if not on_devices and any(len(places) > 1 for places in groups):
         raise InputError(
-            f"{asked.where}: over: {plain(over)}: is searched in one way of running, not in several"
+            f"{asked.file}: over: {plain(over)}: is searched in one way of running, not in several"
         )
     if asked.question == "cost":
         if any(one.point.case.scaling is not None for one in every):
             says = "question cost searches servers that run all the time; question grid takes objective"
-            raise InputError(f"{asked.where}: autoscaling: {says}: lowest_cost")
+            raise InputError(f"{asked.file}: autoscaling: {says}: lowest_cost")
         _check_prices(asked, every)
     best: dict[Any, float] = {}
 
@@ -272,7 +272,7 @@ def _fewest(asked: Asked, benches: Benches, runner: Runner) -> PlanResult:
     results: list[Fewest] = drive([search(one) for one in every], runner)
     if not any(result.judged for result in results):
         least, most = asked.whatif.between or (1, MOST_DEVICES)
-        raise InputError(f"{asked.where}: between: no server has {least} to {most} devices")
+        raise InputError(f"{asked.file}: between: no server has {least} to {most} devices")
     plan_result = PlanResult(left_out=known.left_out)
     answers: list[Answered] = []
     for one, result in zip(every, results, strict=True):
@@ -326,13 +326,13 @@ def _check_prices(asked: Asked, every: Sequence[Alternative]) -> None:
     for name in asked.whatif.cost_per_hour:
         if name not in names | titles:
             known = nearest(name, sorted(names))
-            raise InputError(f"{asked.where}: cost_per_hour.{plain(name)}: is no device of this plan{known}")
+            raise InputError(f"{asked.file}: cost_per_hour.{plain(name)}: is no device of this plan{known}")
     for alternative in every:
         if price_of(asked, alternative.point) is None:
             priced = asked.whatif.cost_per_hour.keys()
             missing = next(of.base for of in alternative.point.devices if not {of.name, of.base} & priced)
             needed = "what one costs an hour, in any currency; a plan with `base:` has this field"
-            raise InputError(f"{asked.where}: cost_per_hour.{missing}: is missing; {needed}")
+            raise InputError(f"{asked.file}: cost_per_hour.{missing}: is missing; {needed}")
 
 
 def tightness(asked: Asked, one: Tried) -> float:
@@ -462,7 +462,7 @@ def _left_out_early(
         assert value is not None
         judged = results[i].judged[value]
         axes = judged.point.case.axes
-        rate = "" if axes.rate_per_s is None else f" at {axes.rate_per_s:.4g} {axes.arriving}/s"
+        rate = "" if axes.rate_per_s is None else f" at {number_text(axes.rate_per_s)} {axes.arriving}/s"
         notes.append(f"left out early: {axes.label}, {_number_of(axes.devices)}{rate}: {judged.why}")
     return notes
 
@@ -542,9 +542,9 @@ def _check_objectives(asked: Asked, every: Sequence[Alternative]) -> None:
                 if of.hardware.board_power_w is not None:
                     continue
                 needed = f"{of.name}'s board_power_w, W, which its device file does not give"
-                raise InputError(f"{asked.where}: objective: lowest_energy needs {needed}")
+                raise InputError(f"{asked.file}: objective: lowest_energy needs {needed}")
     if "highest_rate" in names and any(one.point.case.axes.rate_per_s is None for one in every):
-        raise InputError(f"{asked.where}: objective: is highest_rate, and a closed loop has no rate")
+        raise InputError(f"{asked.file}: objective: is highest_rate, and a closed loop has no rate")
 
 
 Objective = tuple[str, Callable[[Tried], float | None]]

@@ -395,7 +395,7 @@ class Asked:
         document = copy.deepcopy(based.document)
         for name, value in sorted(settings.items(), key=lambda setting: setting[1] == NONE):
             for path in self.paths(name, base):
-                setting, (place, _, last) = f"{based.where}: vary: {name}", path.rpartition(".")
+                setting, (place, _, last) = f"{self.file}: vary: {name}", path.rpartition(".")
                 put(document, path, copy.deepcopy(value), setting)
                 if last in TAGS and value == NONE:
                     put(document, place, {last: value}, setting)
@@ -436,7 +436,8 @@ def load_plan(
     if not isinstance(document, dict):
         raise InputError(f"{path}: holds no plan: a mapping of fields is needed")
     folder = path.absolute().parent
-    if "study" in document and not {"base", "bases"} & set(document):
+    is_scenario = "study" in document and not {"base", "bases"} & set(document)
+    if is_scenario:
         document = {"base": document}
     own = [setting for setting in settings if _of_plan(setting, document)]
     for setting in own:
@@ -444,7 +445,8 @@ def load_plan(
     whatif: Whatif = parsed(Whatif, document, str(path), "plan")
     if sensitivity:
         whatif = whatif.model_copy(update={"sensitivity": True})
-    every = _scenarios(whatif, path, folder, [setting for setting in settings if setting not in own])
+    fields = [setting for setting in settings if setting not in own]
+    every = _scenarios(whatif, path, "" if is_scenario else "base", folder, fields)
     asked = question if question is not None else whatif.question or ("grid" if whatif.vary else None)
     if asked is None:
         raise InputError(f"{path}: question: is missing; one of {', '.join(QUESTIONS)} is needed")
@@ -458,18 +460,23 @@ def load_plan(
     if whatif.bases:
         return Asked(whatif, asked, {}, folder, str(path), (), every, str(path))
     (one,) = every.values()
-    held = () if asked == BREAK_EVEN else _limits(whatif, one.document, str(path))
+    held = () if asked == BREAK_EVEN else _limits(whatif, one, str(path))
     if not held and asked not in ("grid", BREAK_EVEN):
         needed = "limits such as ttft_p99_s: 0.5, or slo in the scenario, are needed"
         raise InputError(f"{path}: constraints: are missing; {needed}")
     return Asked(whatif, asked, one.document, one.folder, one.where, held, file=str(path))
 
 
-def _scenarios(whatif: Whatif, path: Path, folder: Path, settings: Sequence[str]) -> dict[str, Based]:
-    """Returns a plan's scenarios by name, one alone without. `settings`: KEY=VALUE for fields of all. Raises
-    InputError."""
+def _scenarios(
+    whatif: Whatif, path: Path, field: str, folder: Path, settings: Sequence[str]
+) -> dict[str, Based]:
+    """Returns a plan's scenarios by name, one alone without. `field`: where the file has that one, empty if
+    the file is one; `settings`: KEY=VALUE for fields of all. Raises InputError."""
     given = whatif.bases or {"": whatif.base}
-    every = {name: _scenario(base, path, folder, name) for name, base in given.items()}
+    every = {
+        name: _scenario(base, path, folder, f"bases.{name}" if name else field)
+        for name, base in given.items()
+    }
     for based in every.values():
         if whatif.name is not None:
             based.document.setdefault("name", whatif.name)
@@ -478,11 +485,11 @@ def _scenarios(whatif: Whatif, path: Path, folder: Path, settings: Sequence[str]
     return every
 
 
-def _scenario(base: Any, path: Path, folder: Path, name: str) -> Based:
-    """Returns a plan's scenario. `name`: its own among several. Raises InputError."""
-    field = f"bases.{name}" if name else "base"
+def _scenario(base: Any, path: Path, folder: Path, field: str) -> Based:
+    """Returns a plan's scenario. `field`: where the file has it, empty if the file is it. Raises
+    InputError."""
     if not isinstance(base, str):
-        return Based(copy.deepcopy(base), folder, f"{path}: {field}" if name else str(path))
+        return Based(copy.deepcopy(base), folder, f"{path}: {field}" if field else str(path))
     file = folder / base if (folder / base).is_file() else file_or_shipped(Path(base))
     if not file.is_file():
         raise InputError(f"{path}: {field}: {plain(base)}: no such file or example{nearest(base, names())}")
@@ -577,7 +584,8 @@ def _check_searched(whatif: Whatif, question: str, where: str) -> None:
 OF_SLO = ("slo_attainment", "goodput_per_s")
 
 
-def _limits(whatif: Whatif, base: Mapping[str, Any], where: str) -> tuple[Limit, ...]:
+def _limits(whatif: Whatif, based: Based, where: str) -> tuple[Limit, ...]:
+    base, of_base = based.document, based.where
     if whatif.slo is not None:
         if whatif.slo not in preset_names():
             raise InputError(f"{where}: slo: {unknown_name('SLO', whatif.slo, preset_names())}")
@@ -592,6 +600,8 @@ def _limits(whatif: Whatif, base: Mapping[str, Any], where: str) -> tuple[Limit,
             )
         return limits(whatif.constraints, f"{where}: constraints", tenants)
     slo = _numbers(base.get("slo"))
+    if bad := next((name for name, value in slo.items() if not value > 0.0), None):
+        raise InputError(f"{of_base}: slo.{bad}: is {slo[bad]:g}; a number above 0 is needed")
     held = of_slo(slo) if not tenants else {}
     for name, own in tenants.items():
         held |= of_slo(slo if own is None else _numbers(own), name)

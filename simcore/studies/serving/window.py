@@ -90,7 +90,8 @@ def steady(
         return _of_sessions(served, warmup_share, opens)
     order = np.argsort(served.arrival_s, kind="stable")
     arrival_s = served.arrival_s[order]
-    unrated = clients is None and bool(np.any(arrival_s[-1:] > arrival_s[:1]))
+    at_once = len(served) > 1 and bool(arrival_s[-1] == arrival_s[0])
+    unrated = clients is None and not at_once
     if len(served) < FEWEST:
         return whole_run(served, TOO_FEW, unrated=unrated)
     gone_s = np.where(served.finished, served.finish_s, served.arrival_s)[order]
