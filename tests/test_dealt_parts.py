@@ -230,26 +230,6 @@ def test_splits_that_read_slowly_have_larger_blocks() -> None:
                 assert config.splits not in (7, 8) or config.block >= 64
 
 
-def test_studies_keep_the_layouts_that_profiles_have_times_of() -> None:
-    """Those of the commit that measured the H200's profile."""
-    for (batch, q_heads, kv_heads, capacity), splits, block in (
-        ((1, 4, 1, 12_288), 96, 64),
-        ((1, 4, 1, 16_381), 127, 64),
-        ((1, 4, 1, 131_072), 130, 64),
-        ((1, 32, 8, 1024), 16, 64),
-        ((4, 64, 8, 942), 8, 32),
-        ((16, 16, 2, 4096), 8, 32),
-        ((25, 16, 2, 5080), 4, 32),
-        ((5, 4, 1, 65_536), 32, 32),
-        ((13, 8, 2, 416), 4, 64),
-    ):
-        config = decode_config(
-            batch=batch, q_heads=q_heads, kv_heads=kv_heads, head_dim=128, capacity=capacity, kv_bytes=2,
-            studied=True,
-        )  # fmt: skip
-        assert (config.splits, config.block) == (splits, block)
-
-
 def test_crowded_multiprocessors_get_large_blocks() -> None:
     """More pairs than multiprocessors, in waves of two each that are too empty: three with large blocks."""
     for batch, block, stages in (

@@ -150,10 +150,8 @@ def decode_config(
     processors: int = PROCESSORS,
     shared_bytes: int = SHARED_BYTES,
     chained: bool = True,
-    studied: bool = False,
 ) -> DecodeConfig:
-    """Returns the layout for a shape on a GPU of so many multiprocessors; `kv_bytes` an element of K, V;
-    `studied`: that of studies on a card, because profiles have its times.
+    """Returns the layout for a shape on a GPU of so many multiprocessors; `kv_bytes` an element of K, V.
 
     Two programs a multiprocessor, each with three blocks of 8 KB of K and V in flight, keep memory busy, and
     do so until the end if all read equally much: as many splits as fit into one wave. If a head would be
@@ -179,16 +177,13 @@ def decode_config(
     alone = splits == 2 and group > 2
     if splits > MOST_PARTS or alone:
         splits, block_bytes = (processors - 2) // pairs, 2 * BLOCK_BYTES
-    elif splits == 7 and not studied:
+    elif splits == 7:
         block_bytes = 2 * BLOCK_BYTES
-    elif splits == 8 and not studied:
+    elif splits == 8:
         splits, block_bytes = processors // pairs, 4 * BLOCK_BYTES
     row_bytes = padded(head_dim) * kv_bytes
     block, large = max(16, min(128, block_bytes // row_bytes)), large_block(head_dim, kv_bytes)
-    if studied:
-        splits, block = _studied(max(1, splits), block, large, capacity)
-    else:
-        splits, block = _fitted(max(1, splits), block, large, capacity, pairs, group)
+    splits, block = _fitted(max(1, splits), block, large, capacity, pairs, group)
     slices = 1 << min(4, max(0, splits.bit_length() - 4))
     depth = depth_that_fits(block * row_bytes, shared_bytes)
     return DecodeConfig(block, splits, depth, WARPS, slices, chained, max(1, processors // 2))
@@ -207,19 +202,6 @@ def _fitted(splits: int, block: int, large: int, capacity: int, pairs: int, grou
     if QUICK_SUM < splits < FEW_SPLITS and many and capacity <= QUICK_SUM * SHORT_PART:
         splits = QUICK_SUM
     return splits, max(block, large) if splits in SLOW_SPLITS else block
-
-
-def _studied(splits: int, block: int, large: int, capacity: int) -> tuple[int, int]:
-    """As `_fitted` for studies: up to MOST_PARTS + 1 splits are a power of two, and have two of the smaller
-    blocks at least."""
-
-    def power(number: int) -> int:
-        return number if number > MOST_PARTS + 1 else _power_below(number)
-
-    splits = power(splits)
-    if splits * 2 * block > capacity:
-        splits, block = power(max(1, capacity // (2 * block))), max(block, large)
-    return splits, block
 
 
 def _power_below(number: int) -> int:
@@ -263,7 +245,7 @@ def config_for(q: Tensor, kv: Cache) -> DecodeConfig | DealtConfig:
     pairs, token_bytes = len(q) * kv.kv_heads, 2 * q.shape[-1] * kv.k.element_size()
     gpu, few = gpu_of(q), len(q) == 1 or pairs <= FEW_PAIRS
     if few or len(q) > MOST_DEALT or kv.capacity <= longest_split(pairs, token_bytes):
-        config = decode_config(**_sizes_of(q, kv))
+        config = split_config_for(q, kv)
         resident = 2 * gpu.processors
         crowded = 2 * pairs > resident and _leaves_places(pairs, resident)
         return _in_large_blocks(config, kv, gpu) if crowded else config
@@ -283,8 +265,8 @@ def longest_split(pairs: int, token_bytes: int) -> int:
 
 
 def split_config_for(q: Tensor, kv: Cache) -> DecodeConfig:
-    """Returns the layout of studies for these tensors, which speculative attention has too."""
-    return decode_config(**_sizes_of(q, kv), studied=True)
+    """Returns the layout for these tensors that splits all sequences alike, as speculative attention does."""
+    return decode_config(**_sizes_of(q, kv))
 
 
 def _sizes_of(q: Tensor, kv: Cache) -> dict[str, Any]:
@@ -637,8 +619,7 @@ def whole_lengths(op: Op, q: Tensor) -> Tensor:
 
 
 def _run(op: Op, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    config = split_config_for(q, Cache(k, v, None, None, None))
-    return decode_attention(q, k, v, whole_lengths(op, q), config=config)
+    return decode_attention(q, k, v, whole_lengths(op, q))
 
 
 def _reference(op: Op, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -261,7 +261,7 @@ def _decoder() -> Iterator[Family]:
     yield _rows("sample", ops.sample, _launched("sample", "vocab"), SAMPLED)
     yield Family(
         "decode_attention", ops.decode_attention, heads_of, {"batch": SEQUENCES, "context": CONTEXT},
-        options=BF16, lines=(),
+        options=BF16, lines=(), besides=_longest_split,
     )  # fmt: skip
     yield Family(
         "speculative_attention", speculative, heads_of,
@@ -275,6 +275,17 @@ def _decoder() -> Iterator[Family]:
             {"prompts": (1, 4, 16, 64), "cached": cached, "length": lengths},
             frozenset({"prompts"}), refined=("length",), lines=(), most=MOST_OF_PROMPTS,
         )  # fmt: skip
+
+
+def _longest_split(choice: Dims, values: Dims) -> Iterator[Dims]:
+    """Yields the longest context up to which sequences are split alike, and the next one."""
+    # Shapes are drawn, and prices checked, where there is no Triton.
+    from simcore.kernels.decoder.decode_attention import FEW_PAIRS, longest_split  # noqa: PLC0415
+
+    pairs = values["batch"] * choice["kv_heads"]
+    longest = longest_split(pairs, 2 * choice["head_dim"] * int(ops.DTYPE_BYTES["bf16"]))
+    if values["batch"] > 1 and pairs > FEW_PAIRS:
+        yield from ({**values, "context": context} for context in (longest, longest + 1))
 
 
 def _both_sides(

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from simcore.kernels.decoder.activation import activation
 from simcore.kernels.decoder.cache import kv_append, move
-from simcore.kernels.decoder.decode_attention import decode_attention, split_config_for, workspace
+from simcore.kernels.decoder.decode_attention import config_for, decode_attention, workspace
 from simcore.kernels.decoder.matmul import product
 from simcore.kernels.decoder.norm import norm
 from simcore.kernels.decoder.residual import residual
@@ -227,7 +227,7 @@ class CardDecoderState(CardState):
         k, v = self.k[self.layer], self.v[self.layer]
         q = self.buffers["turned"][:, : op["q_heads"]].to(k.dtype)
         heads = self.buffers["heads"].view(q.shape)
-        config = split_config_for(q, Cache(k, v, None, None, None))
+        config = config_for(q, Cache(k, v, None, None, None))
         key = ("decode attention", q.device, q.shape, k.shape[1], config)
         space = shared(key, lambda: workspace(q, k.shape[1], config))
         out = heads if heads.dtype == q.dtype else None
