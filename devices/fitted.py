@@ -114,6 +114,14 @@ class Birth:
     )
 
 
+@dataclass(frozen=True, config=STRICT)
+class Renewed:
+    """A later measurement of some kinds of op, which has taken the place of an earlier one."""
+
+    kinds: tuple[str, ...] = Field(description="of which kinds of op", min_length=1)
+    birth: Birth = Field(description="how they were measured")
+
+
 # What constants of contention were called in profiles before.
 RENAMED = {"leaves_s": "tail_overlap_s", "reach": "bandwidth_share"}
 
@@ -150,6 +158,9 @@ class FittedProfile:
     )
     birth: Birth | None = Field(
         default=None, description="how it was measured; null: fitted to others' figures"
+    )
+    renewed: tuple[Renewed, ...] = Field(
+        default=(), description="kinds of op that were measured later than the others, each time by itself"
     )
     notes: tuple[str, ...] = Field(default=(), description="what to know of it")
     points: tuple[Measured, ...] = Field(
@@ -407,8 +418,10 @@ def _check_whole(profile: FittedProfile, folder: Path) -> None:
         raise InputError(
             f"{folder / 'profile.yaml'}: birth: is missing; a measured profile says how it was measured"
         )
-    if len(profile.points) != profile.birth.points:
-        there = f"{len(profile.points)} lines, and profile.yaml says birth.points: {profile.birth.points}"
+    said = [profile.birth.points, *(later.birth.points for later in profile.renewed)]
+    if len(profile.points) != sum(said):
+        points = " + ".join(map(str, said))
+        there = f"{len(profile.points)} lines, and profile.yaml says birth.points: {points}"
         raise InputError(f"{folder / POINTS}: {there}")
     for kind in sorted({point.kind for point in profile.points}):
         try:
@@ -426,8 +439,9 @@ def write_fitted(profile: FittedProfile, folder: Path) -> None:
     """Writes profile.yaml and fits.csv into an existing folder; `read_fitted` reads the same profile, if a
     measured profile's points.csv is there too."""
     document = {key: value for key, value in asdict(profile).items() if key not in ("fits", "points")}
-    if profile.contention is None:
-        del document["contention"]
+    for name in ("contention", "renewed"):
+        if not document[name]:
+            del document[name]
     _write_document(document, folder)
     out = io.StringIO()
     names = ("kind", "where", *(f for f in asdict(profile.fits[0]) if f not in ("kind", "where", "source")))

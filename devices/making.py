@@ -8,15 +8,16 @@ A folder is written whole or not at all, and replaces no folder with other files
 
 import csv
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from simcore.devices.fit import fit_two
-from simcore.devices.fitted import FITS, POINTS, FitRow, FittedProfile, write_fitted
+from simcore.devices.fitted import FITS, POINTS, FitRow, FittedProfile, Renewed, write_fitted
 from simcore.devices.interpolation import Measured, Role
+from simcore.devices.profile import load_profile
 from simcore.input.drafts import folder_draft
-from simcore.input.files import InputError, read_yaml
+from simcore.input.files import InputError, read_cells, read_yaml
 from simcore.ops.op import Op
 
 FILES = frozenset({"profile.yaml", FITS, POINTS})
@@ -143,10 +144,15 @@ def _check_own(target: Path, device: str) -> None:
 def write_whole(profile: FittedProfile, points: Sequence[Point], target: Path) -> None:
     """Writes the profile beside the target, then replaces the target: it is always either whole or unchanged.
     Raises InputError if it cannot be written."""
+    write_lines(profile, map(cells, points), target)
+
+
+def write_lines(profile: FittedProfile, lines: Iterable[Sequence[object]], target: Path) -> None:
+    """As `write_whole`; `lines`: of points.csv, without its head."""
     try:
         with folder_draft(target, FILES.__contains__) as draft:
             write_fitted(profile, draft)
-            _write_points(points, draft / POINTS)
+            _write_points(lines, draft / POINTS)
     except OSError as error:
         raise InputError(f"{target}: cannot be written: {error.strerror or error}") from None
 
@@ -157,11 +163,59 @@ COLUMNS = (
 )  # fmt: skip
 
 
-def _write_points(points: Sequence[Point], path: Path) -> None:
+def _write_points(lines: Iterable[Sequence[object]], path: Path) -> None:
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(COLUMNS)
-        writer.writerows(cells(point) for point in points)
+        writer.writerows(lines)
+
+
+def renewed(before: FittedProfile, later: FittedProfile, kinds: Collection[str]) -> FittedProfile:
+    """Returns a profile with a later one's fits and points of some kinds of op in place of its own. Raises
+    InputError if it is of another device, or was not measured."""
+    if before.birth is None or later.birth is None or before.device != later.device:
+        raise InputError(f"{before.name}: was not measured on {later.device}, so that no kind can be renewed")
+    kept = [point for point in before.points if point.kind not in kinds]
+    new = [point for point in later.points if point.kind in kinds]
+    names = tuple(sorted({point.kind for point in new}))
+    births = [
+        Renewed(left, replace(each.birth, points=sum(point.kind in left for point in kept)))
+        for each in before.renewed
+        if (left := tuple(kind for kind in each.kinds if kind not in kinds))
+    ]
+    own = len(kept) - sum(each.birth.points for each in births)
+    said = f"{before.source}; {', '.join(names)}: {later.birth.date.partition('T')[0]}, {len(new)} shapes"
+    return replace(
+        before,
+        source=said,
+        fits=(
+            *(row for row in before.fits if row.kind not in kinds),
+            *(row for row in later.fits if row.kind in kinds),
+        ),
+        points=(*kept, *new),
+        birth=replace(before.birth, points=own),
+        renewed=(*births, Renewed(names, replace(later.birth, points=len(new)))),
+    )
+
+
+def write_renewed(
+    target: Path, later: FittedProfile, lines: Iterable[Sequence[object]], kinds: Collection[str]
+) -> FittedProfile:
+    """Renews kinds of op of the profile folder `target`, see `renewed`; returns the profile. `lines`: of the
+    later one's points.csv. Raises InputError if there is no such profile."""
+    before = load_profile(later.device, str(target / "profile.yaml"))
+    if not isinstance(before, FittedProfile):
+        raise InputError(f"{target}: holds no measured profile")
+    profile = renewed(before, later, kinds)
+    head, old = read_cells(target / POINTS)
+    columns = [head.index(name) if name in head else None for name in COLUMNS]
+    kept = [
+        ["" if at is None else row[at] for at in columns]
+        for row in old
+        if row[head.index("kind")] not in kinds
+    ]
+    write_lines(profile, [*kept, *(line for line in lines if line[0] in kinds)], target)
+    return profile
 
 
 def cells(point: Point) -> list[object]:

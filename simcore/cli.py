@@ -268,6 +268,10 @@ def calibrate(
             show_default=f"{MINUTES}, quick {QUICK_MINUTES}",
         ),
     ] = None,
+    kinds: Annotated[
+        str,
+        typer.Option("--kinds", metavar="KIND,..", help="of a card: these kinds of op alone, anew [all]"),
+    ] = "",
 ) -> None:
     """Measure what ops cost on this machine and write a profile of the device."""
     check_real(on)
@@ -278,9 +282,10 @@ def calibrate(
         from simcore.validate.calibration.cuda import calibrate_card  # noqa: PLC0415
 
         within_s = 60.0 * (minutes or (QUICK_MINUTES if quick else MINUTES))
-        target, profile = calibrate_card(out, quick, terminal.progress(), within_s=within_s)
-    elif minutes is not None:
-        raise InputError(f"--minutes: is for --on {CARD} only; --on {on} takes half a minute")
+        target, profile = calibrate_card(out, quick, terminal.progress(), within_s=within_s, kinds=kinds)
+    elif minutes is not None or kinds:
+        name = "--kinds" if minutes is None else "--minutes"
+        raise InputError(f"{name}: is for --on {CARD} only; --on {on} takes half a minute")
     else:
         target = out or calibration.profile_path(on)
         profile = calibration.calibrate(on, target, quick, terminal.progress())

@@ -228,14 +228,16 @@ def _in_large_blocks(config: DecodeConfig, kv: Cache, gpu: Gpu) -> DecodeConfig:
     return replace(config, block=block, stages=stages)
 
 
-def _leaves_places(programs: int, resident: int) -> bool:
-    """Whether waves of so many resident programs stay empty by a fifth, a single one by a quarter.
+def is_crowded(pairs: int, processors: int = PROCESSORS) -> bool:
+    """Whether so many pairs of a sequence and a KV head, each one program, would leave places empty, two to a
+    multiprocessor: a fifth of whole waves, a quarter of a single one.
 
-    >>> [_leaves_places(programs, 264) for programs in (197, 198, 264, 272, 422, 423)]
-    [True, False, False, True, True, False]
+    >>> [is_crowded(pairs) for pairs in (132, 133, 197, 198, 264, 272, 422, 423)]
+    [False, True, True, False, False, True, True, False]
     """
-    whole_waves = -(-programs // resident) * resident
-    return 20 * programs < (15 if programs <= resident else 16) * whole_waves
+    resident = 2 * processors
+    whole_waves = -(-pairs // resident) * resident
+    return 2 * pairs > resident and 20 * pairs < (15 if pairs <= resident else 16) * whole_waves
 
 
 def config_for(q: Tensor, kv: Cache) -> DecodeConfig | DealtConfig:
@@ -246,9 +248,7 @@ def config_for(q: Tensor, kv: Cache) -> DecodeConfig | DealtConfig:
     gpu, few = gpu_of(q), len(q) == 1 or pairs <= FEW_PAIRS
     if few or len(q) > MOST_DEALT or kv.capacity <= longest_split(pairs, token_bytes):
         config = split_config_for(q, kv)
-        resident = 2 * gpu.processors
-        crowded = 2 * pairs > resident and _leaves_places(pairs, resident)
-        return _in_large_blocks(config, kv, gpu) if crowded else config
+        return _in_large_blocks(config, kv, gpu) if is_crowded(pairs, gpu.processors) else config
     return dealt_config(
         head_dim=q.shape[-1], kv_bytes=kv.k.element_size(), gpu=gpu, pairs=pairs, capacity=kv.capacity
     )

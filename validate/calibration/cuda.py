@@ -38,6 +38,7 @@ from simcore.devices.making import (
     check_target,
     fits,
     shape_text,
+    write_renewed,
     write_whole,
 )
 from simcore.devices.price import roofline
@@ -63,7 +64,7 @@ from simcore.validate.calibration.records import (
     profile_path,
     what_is_odd,
 )
-from simcore.validate.program import partial_of
+from simcore.validate.program import named, partial_of
 from simcore.validate.timing import cuda_times as card_measure
 from simcore.validate.timing.allocator import take_memory_in_segments
 from simcore.validate.timing.compile_ahead import as_compiled
@@ -91,14 +92,20 @@ def calibrate_card(
     *,
     table: Mapping[str, Kernel] = TABLE,
     within_s: float,
+    kinds: str = "",
 ) -> tuple[Path, FittedProfile]:
     """Measures, fits and writes the profile folder `target` (default: the device's own), completely or not at
-    all; returns both. Shapes that are not reached `within_s` are left out and noted. Raises InputError if
-    there is no CUDA card, or if the catalogue lacks it."""
+    all; returns both. Shapes that are not reached `within_s` are left out and noted. `kinds`: names of kinds
+    of op with commas between, which alone are measured anew: all else of the profile stays. Raises InputError
+    if there is no CUDA card, if the catalogue lacks it, or if there is no profile to renew kinds of."""
     begun_s = time.perf_counter()
     device = this_card()
     target = target or profile_path(device)
     check_target(target, device)
+    few = named("--kinds", kinds, table)
+    if few:
+        table = {kind: table[kind] for kind in few}
+        load_profile(device, str(target / "profile.yaml"))
     progress("what the card reaches", 0, 1)
     memory = f"memory was taken {take_memory_in_segments()}"
     card = measure_card(lambda text: None)
@@ -112,6 +119,11 @@ def calibrate_card(
         if not measuring.goes_on:
             partial_of(target).unlink(missing_ok=True)
         raise InputError(f"--on cuda: nothing could be measured; {failed[0] if failed else 'no time'}")
+    if few:
+        later = profile_of(device, points, _birth(card, points, reached), {}, failed, left_out, quick)
+        profile = write_renewed(target, later, map(cells, points), few)
+        partial_of(target).unlink(missing_ok=True)
+        return target, profile
     costs, verb_notes = _overheads(measuring.floor, card, progress, graphs=table.keys() >= card_nodes.KINDS)
     profile = profile_of(device, points, _birth(card, points, reached), costs, failed, left_out, quick)
     notes = (*profile.notes, memory, *verb_notes)

@@ -261,7 +261,7 @@ def _decoder() -> Iterator[Family]:
     yield _rows("sample", ops.sample, _launched("sample", "vocab"), SAMPLED)
     yield Family(
         "decode_attention", ops.decode_attention, heads_of, {"batch": SEQUENCES, "context": CONTEXT},
-        options=BF16, lines=(), besides=_longest_split,
+        options=BF16, lines=(), besides=_attended_otherwise,
     )  # fmt: skip
     yield Family(
         "speculative_attention", speculative, heads_of,
@@ -277,15 +277,26 @@ def _decoder() -> Iterator[Family]:
         )  # fmt: skip
 
 
-def _longest_split(choice: Dims, values: Dims) -> Iterator[Dims]:
-    """Yields the longest context up to which sequences are split alike, and the next one."""
+def _attended_otherwise(choice: Dims, values: Dims) -> Iterator[Dims]:
+    """Yields both sides of where plain calls change their layout: the longest context up to which sequences
+    are split alike, and the next one; numbers of sequences that crowd multiprocessors, and that do not."""
     # Shapes are drawn, and prices checked, where there is no Triton.
-    from simcore.kernels.decoder.decode_attention import FEW_PAIRS, longest_split  # noqa: PLC0415
+    from simcore.kernels.decoder.decode_attention import (  # noqa: PLC0415
+        FEW_PAIRS,
+        SHORT,
+        is_crowded,
+        longest_split,
+    )
 
-    pairs = values["batch"] * choice["kv_heads"]
-    longest = longest_split(pairs, 2 * choice["head_dim"] * int(ops.DTYPE_BYTES["bf16"]))
-    if values["batch"] > 1 and pairs > FEW_PAIRS:
-        yield from ({**values, "context": context} for context in (longest, longest + 1))
+    heads, batch, context = choice["kv_heads"], values["batch"], values["context"]
+    longest = longest_split(batch * heads, 2 * choice["head_dim"] * int(ops.DTYPE_BYTES["bf16"]))
+    if batch > 1 and batch * heads > FEW_PAIRS:
+        yield from ({**values, "context": each} for each in (longest, longest + 1))
+    if batch == SEQUENCES[0] and context <= SHORT:
+        crowded = [is_crowded(each * heads) for each in range(SEQUENCES[-1] + 1)]
+        for each in (each for each in range(1, SEQUENCES[-1]) if crowded[each] != crowded[each + 1]):
+            sides = product((each, each + 1), (context, SHORT))
+            yield from ({"batch": sequences, "context": tokens} for sequences, tokens in sides)
 
 
 def _both_sides(
