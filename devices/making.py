@@ -171,13 +171,14 @@ def _write_points(lines: Iterable[Sequence[object]], path: Path) -> None:
 
 
 def renewed(before: FittedProfile, later: FittedProfile, kinds: Collection[str]) -> FittedProfile:
-    """Returns a profile with a later one's fits and points of some kinds of op in place of its own. Raises
-    InputError if it is of another device, or was not measured."""
+    """Returns a profile with a later one's fits and points of some kinds of op in place of its own; kinds of
+    which the later one has none stay. Raises InputError if it is of another device, or was not measured."""
     if before.birth is None or later.birth is None or before.device != later.device:
         raise InputError(f"{before.name}: was not measured on {later.device}, so that no kind can be renewed")
+    kinds = {point.kind for point in later.points} & {*kinds}
     kept = [point for point in before.points if point.kind not in kinds]
     new = [point for point in later.points if point.kind in kinds]
-    names = tuple(sorted({point.kind for point in new}))
+    names = tuple(sorted(kinds))
     births = [
         Renewed(left, replace(each.birth, points=sum(point.kind in left for point in kept)))
         for each in before.renewed
@@ -206,7 +207,7 @@ def write_renewed(
     before = load_profile(later.device, str(target / "profile.yaml"))
     if not isinstance(before, FittedProfile):
         raise InputError(f"{target}: holds no measured profile")
-    profile = renewed(before, later, kinds)
+    profile, kinds = renewed(before, later, kinds), {point.kind for point in later.points} & {*kinds}
     head, old = read_cells(target / POINTS)
     columns = [head.index(name) if name in head else None for name in COLUMNS]
     kept = [

@@ -112,7 +112,7 @@ def calibrate_card(
     reached = card_measure.rates(card)
     torch.cuda.empty_cache()
     measuring = Measuring(device, partial_of(target), table, card)
-    measured_s = within_s - min(ENDING_S, ENDING_SHARE * within_s)
+    measured_s = within_s - (0.0 if few else min(ENDING_S, ENDING_SHARE * within_s))
     left_out = measure_all(table, quick, measuring, progress, begun_s + measured_s)
     points, failed = list(measuring.points.values()), list(measuring.failed.values())
     if not points:
