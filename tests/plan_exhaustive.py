@@ -5,7 +5,8 @@
     python -m tests.plan_exhaustive --seed 1 --count 50 --question servers
     python -m tests.plan_exhaustive --seed 1 --count 250 --question verdict
 
-devices  every number of servers of each way of running, from one until one holds: 30 replicas each
+devices  every number of servers of each way of running, from one until one holds: 30 replicas each, with
+         twice as many requests until there is a steady state
 rate     the rate at which a mean over 100 replicas crosses its limit, or too few requests come for a steady
          state, found in steps of 1 % around the plan's answer; its requests beside those of such a grid
          over a factor of four, in 25 points
@@ -17,7 +18,8 @@ import argparse
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from random import Random
 from statistics import fmean
@@ -36,7 +38,7 @@ from simcore.planning.limits import Limit
 from simcore.planning.plan import Plan, run
 from simcore.planning.points import Benches, Point
 from simcore.planning.runs import Ask, InProcesses, Ran, Runner
-from simcore.planning.searches import drive, judge
+from simcore.planning.searches import MOST_TIMES, drive, judge
 from simcore.planning.store import Store
 from simcore.planning.verdict import Rule
 from simcore.planning.whatif import Asked, load_plan
@@ -79,9 +81,17 @@ def drawn(random: Random, question: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def holds(asked: Asked, runner: Runner, point: Point) -> bool:
-    """Whether the means over all replicas keep all limits, and the queue grows in at most half of them."""
-    ran = runner([Ask(point, replica) for replica in range(REPLICAS)])
+def holds(asked: Asked, runner: Runner, at: Callable[[int], Point]) -> bool:
+    """Whether the means over all replicas keep all limits, and the queue grows in at most half of them. `at`:
+    the point with so many times as many requests, which are doubled until there is a steady state."""
+    times = 1
+    while True:
+        ran = runner([Ask(at(times), replica) for replica in range(REPLICAS)])
+        if 2 * sum(one.short for one in ran) <= len(ran):
+            break
+        if times >= MOST_TIMES:
+            return False
+        times *= 2
     if 2 * sum(one.growing for one in ran) > len(ran) or any(one.figures["rejected"] for one in ran):
         return False
     return not _over(asked, ran)
@@ -91,7 +101,7 @@ def fewest(asked: Asked, benches: Benches, runner: Runner, one: Alternative, mos
     """The least number of devices that holds, of one way of running, tried one after the other."""
     ranks = one.point.case.axes.ranks
     for servers in range(1, most // ranks + 1):
-        if holds(asked, runner, with_servers(benches, one, servers)):
+        if holds(asked, runner, partial(with_servers, benches, one, servers)):
             return servers * ranks
     return None
 
