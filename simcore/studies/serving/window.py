@@ -91,7 +91,7 @@ def steady(
     order = np.argsort(served.arrival_s, kind="stable")
     arrival_s = served.arrival_s[order]
     at_once = len(served) > 1 and bool(arrival_s[-1] == arrival_s[0])
-    unrated = clients is None and not at_once
+    unrated = clients is None and len(served) > 0 and not at_once
     if len(served) < FEWEST:
         return whole_run(served, TOO_FEW, unrated=unrated)
     gone_s = np.where(served.finished, served.finish_s, served.arrival_s)[order]
