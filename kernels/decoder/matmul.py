@@ -7,8 +7,9 @@ into parts, so that all programs run at once and read equally much; enough block
 any time to hide the latency of memory. The last program to finish a tile sums its parts in order, so that the
 result is always the same.
 
-cuBLAS computes more rows. It gets a padded number of rows if the tensor of x has room for them
-(`simcore.devices.interpolation.padded_rows`); the contents of the extra rows do not matter.
+cuBLAS computes more rows, and few where it is faster (`product`). Of more rows it gets a padded number if the
+tensor of x has room for them (`simcore.devices.interpolation.padded_rows`); what is in the others does not
+matter.
 """
 
 from collections.abc import Iterable
@@ -22,6 +23,7 @@ from torch import Tensor
 
 from simcore.devices.interpolation import padded_rows
 from simcore.kernels.decoder.checks import check_gate, check_like, kind
+from simcore.kernels.decoder.fastest_product import ours_is_faster
 from simcore.kernels.decoder.tensors import random_tensor
 from simcore.kernels.gpu import PROCESSORS, SHARED_BYTES, gpu_of, launching
 from simcore.kernels.kernel import Kernel, by_device
@@ -29,6 +31,8 @@ from simcore.kernels.streams import shared, words
 from simcore.ops.op import Op
 
 MOST_ROWS = 64
+# Bytes of a number of which times were compared with cuBLAS's.
+HALF_BYTES = 2
 # Bytes of one block of W: 16 a thread, 8 times. Bytes that are contiguous in memory: two or more cache lines.
 BLOCK_BYTES = 16 * 1024
 LINE_BYTES = 256
@@ -265,9 +269,9 @@ def _check(x: Tensor, weight: Tensor, add: Tensor | None, out: Tensor | None) ->
 
 
 def product(x: Tensor, weight: Tensor, *, out: Tensor | None = None, gate: Tensor | None = None) -> Tensor:
-    """Returns x [m, k] times weight [k, n]: by `matmul` for few rows, by cuBLAS for more rows and for fp8
-    weights (x is rounded to fp8 too; the product is bf16). Writes to `out` [m, n] if given. Raises ValueError
-    for a `gate` (int32 [1]) with a product of cuBLAS, which would not read it."""
+    """Returns x [m, k] times weight [k, n]: for few rows by `matmul` where that is faster (`fastest_product`)
+    or has a `gate` (int32 [1]) to read; by cuBLAS else, and for fp8 weights (x is rounded to fp8 too; the
+    product is bf16). Writes to `out` [m, n] if given. Raises ValueError for a gate with more rows or fp8."""
     m, n = x.shape[0], weight.shape[1]
     fp8 = weight.dtype == torch.float8_e4m3fn
     if gate is not None and (fp8 or m > MOST_ROWS):
@@ -279,11 +283,19 @@ def product(x: Tensor, weight: Tensor, *, out: Tensor | None = None, gate: Tenso
         rounded = padded(x).to(weight.dtype)
         y: Tensor = torch._scaled_mm(rounded, weight, scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
         return y[:m] if out is None else out.copy_(y[:m])
-    if m > MOST_ROWS:
+    if gate is None and is_of_cublas(m, weight):
         # The memory behind `out` may belong to another tensor.
         rows = padded(x) if out is None else x
         return torch.mm(rows.to(weight.dtype), weight, out=out)[:m]
     return matmul(x, weight, out=out, gate=gate)
+
+
+def is_of_cublas(m: int, weight: Tensor) -> bool:
+    """Whether cuBLAS takes m rows times weight [k, n]: many rows, and few where it is faster."""
+    if m > MOST_ROWS or weight.device.type != "cuda" or weight.element_size() > HALF_BYTES:
+        return m > MOST_ROWS
+    by_columns = weight.stride(0) == 1 < weight.stride(1)
+    return not ours_is_faster(m, *weight.shape, by_columns=by_columns)
 
 
 def padded(x: Tensor) -> Tensor:

@@ -310,6 +310,34 @@ PROJECTIONS = tuple(
 )
 
 
+# Sizes of decoders: hidden, query and KV heads of 128, width of the MLP.
+DECODERS = (
+    (4096, 32, 8, 14336),
+    (8192, 64, 8, 28672),
+    (8192, 64, 8, 22016),
+    (5120, 40, 8, 17408),
+    (5120, 64, 8, 25600),
+)
+
+
+def drawn_products(seed: int, count: int) -> tuple[Projection, ...]:
+    """Draws products of decoders' layers on 1 to 8 ranks, with 1 to 512 rows, log-uniform."""
+    random, found = Random(f"products {seed}"), list[Projection]()
+    for _ in range(count):
+        hidden, heads, kv, inner = random.choice(DECODERS)
+        width, rows = random.choice((1, 2, 4, 8)), round(math.exp(random.uniform(0.0, math.log(512))))
+        name, k, n = random.choice(
+            (
+                ("qkv", hidden, 128 * (heads + 2 * kv) // width),
+                ("o", 128 * heads // width, hidden),
+                ("gate+up", hidden, 2 * inner // width),
+                ("down", inner // width, hidden),
+            )
+        )
+        found.append(Projection(name, width, rows, k, n))
+    return tuple(found)
+
+
 @dataclass(frozen=True, slots=True)
 class Layer:
     """A decoder layer in a token step."""
@@ -640,6 +668,11 @@ SPECULATIVE_GOALS = (
         within("context", 131072), ".3f", most=0.25,
     ),
 )  # fmt: skip
+
+
+PRODUCT_GOALS = (
+    Goal("never below 0.97 of cuBLAS", lambda one: one.ratio, lambda one: True, ".3f", least=0.97),
+)
 
 
 def anchor_bars(found: Sequence[Compared]) -> list[Bar]:

@@ -6,6 +6,7 @@ batches      batches that fill whole waves of programs and such as do not, also 
 ragged       sequences of different lengths, also split alike
 drawn        --count shapes of equal lengths, drawn by --seed, also split alike; has to be asked for
 drawn_ragged half as many of unequal lengths; has to be asked for
+drawn_products --count products of decoders' layers, 1 to 512 rows; has to be asked for
 variants     ours alone: fp16, fp8 cache, pages, sinks and window, other head dimensions
 speculative  attention with an early output from its first and last tokens, against plain decode attention,
              and when a kernel that waits for the early output sees it
@@ -68,12 +69,21 @@ DRAWN_SEED, DRAWN_COUNT = 0, 100
 _BESIDE_SPLIT = partial(attention.attention_case, split=True)
 
 
-def _drawn(seed: int, count: int) -> tuple[Part, Part]:
+def _drawn(seed: int, count: int) -> tuple[Part, ...]:
     """Returns the parts whose shapes are drawn."""
+    products = cases.drawn_products(seed, count)
     equal, ragged = cases.drawn(seed, count), cases.drawn(seed, -(-count // 2), ragged=True)
     return (
         Benchmark("drawn", equal, _BESIDE_SPLIT, file=f"drawn_{seed}", tabled=True),
         Benchmark("drawn_ragged", ragged, _BESIDE_SPLIT, file=f"drawn_ragged_{seed}", tabled=True),
+        Benchmark(
+            "drawn_products",
+            products,
+            steps.projection_case,
+            cases.PRODUCT_GOALS,
+            file=f"drawn_products_{seed}",
+            tabled=True,
+        ),
     )
 
 
@@ -86,7 +96,7 @@ PARTS: Sequence[Part] = (
     Benchmark(
         "speculative", cases.SPECULATIVE, attention.speculative_case, cases.SPECULATIVE_GOALS, tabled=True
     ),
-    Benchmark("projections", cases.PROJECTIONS, steps.projection_case, tabled=True),
+    Benchmark("projections", cases.PROJECTIONS, steps.projection_case, cases.PRODUCT_GOALS, tabled=True),
     Other("layer", steps.layer),
     Benchmark("tiles", convolution.TILES, convolution.tile_case, convolution.TILE_GOALS, CONVOLUTION),
     Benchmark("baselines", convolution.LINES, convolution.line_case, convolution.LINE_GOALS, CONVOLUTION),

@@ -17,8 +17,7 @@ from simcore.kernels.decoder.layer import (
     layer_step,
     reference_layer_step,
 )
-from simcore.kernels.decoder.matmul import config_for, matmul
-from simcore.kernels.decoder.matmul import workspace as matmul_workspace
+from simcore.kernels.decoder.matmul import config_for, is_of_cublas, product
 from simcore.validate.benchmarks import cases
 from simcore.validate.benchmarks.cases import OURS, OWN, Bar, Compared
 from simcore.validate.benchmarks.peers import Candidate
@@ -49,10 +48,9 @@ def projection_case(of: cases.Projection, bench: Bench) -> Compared:
 
     def own() -> Iterator[Candidate]:
         for name, operands in orders:
-            config = config_for(of.rows, operands[0][1])
-            space = matmul_workspace([(of.rows, of.n, config)], "cuda")
-            calls = [partial(matmul, x, w, out=y, space=space, config=config) for x, w in operands]
-            yield Candidate(f"{name}; {config}", calls, name)
+            weight = operands[0][1]
+            how = "cuBLAS" if is_of_cublas(of.rows, weight) else str(config_for(of.rows, weight))
+            yield Candidate(f"{name}; {how}", [partial(product, x, w, out=y) for x, w in operands], name)
 
     def cublas() -> Iterator[Candidate]:
         for name, operands in orders:
