@@ -185,17 +185,21 @@ def renewed(before: FittedProfile, later: FittedProfile, kinds: Collection[str])
         if (left := tuple(kind for kind in each.kinds if kind not in kinds))
     ]
     own = len(kept) - sum(each.birth.points for each in births)
-    said = f"{before.source}; {', '.join(names)}: {later.birth.date.partition('T')[0]}, {len(new)} shapes"
+    births.append(Renewed(names, replace(later.birth, points=len(new))))
+    said = [
+        f"{', '.join(each.kinds)}: {each.birth.date.partition('T')[0]}, {each.birth.points} shapes"
+        for each in births
+    ]
     return replace(
         before,
-        source=said,
+        source="; ".join([before.source.partition("; ")[0], *said]),
         fits=(
             *(row for row in before.fits if row.kind not in kinds),
             *(row for row in later.fits if row.kind in kinds),
         ),
         points=(*kept, *new),
         birth=replace(before.birth, points=own),
-        renewed=(*births, Renewed(names, replace(later.birth, points=len(new)))),
+        renewed=tuple(births),
     )
 
 

@@ -225,6 +225,58 @@ def test_what_was_fitted_of_contention_stays(card: Callable[..., list[Op]], tmp_
     assert load_profile("h200-sxm", str(target / "profile.yaml")) == again
 
 
+def test_kinds_of_op_are_measured_anew_by_themselves(card: Callable[..., list[Op]], tmp_path: Path) -> None:
+    """All else of a profile stays; a kind that was renewed twice has its last birth alone."""
+    card(nothing)
+    target, table = tmp_path / "local", {kind: TABLE[kind] for kind in ("sample", "norm", "residual")}
+    _, before = calibrate_card(target, True, quiet, table=table, within_s=60.0)
+    assert before.birth is not None
+    seen = card(nothing)
+    calibrate_card(target, True, quiet, table=table, within_s=60.0, kinds="sample,norm")
+    assert {op.kind for op in seen} == {"sample", "norm"}
+    _, again = calibrate_card(target, False, quiet, table=table, within_s=60.0, kinds="norm")
+    assert load_profile("h200-sxm", str(target / "profile.yaml")) == again
+    assert [each.kinds for each in again.renewed] == [("sample",), ("norm",)]
+    counts = Counter(point.kind for point in again.points)
+    assert [each.birth.points for each in again.renewed] == [counts["sample"], counts["norm"]]
+    assert again.birth == replace(before.birth, points=counts["residual"])
+    assert (again.overheads, again.contention) == (before.overheads, before.contention)
+    own = [row for row in before.fits if row.kind == "residual"]
+    assert [row for row in again.fits if row.kind == "residual"] == own
+    # A full grid has more shapes than a quick one.
+    assert counts["norm"] > Counter(point.kind for point in before.points)["norm"]
+    assert again.source.startswith(f"{before.source}; sample: ")
+    lines = (target / "points.csv").read_text().splitlines()
+    assert len(lines) == 1 + len(again.points)
+
+
+def test_kinds_that_could_not_be_measured_stay(card: Callable[..., list[Op]], tmp_path: Path) -> None:
+    card(nothing)
+    target, table = tmp_path / "local", {kind: TABLE[kind] for kind in ("sample", "norm")}
+    _, before = calibrate_card(target, True, quiet, table=table, within_s=60.0)
+
+    def no_norm(op: Op) -> None:
+        if op.kind == "norm":
+            raise ValueError("no room")
+
+    card(no_norm)
+    _, again = calibrate_card(target, True, quiet, table=table, within_s=60.0, kinds="sample,norm")
+    assert [each.kinds for each in again.renewed] == [("sample",)]
+    assert sorted(again.points, key=repr) == sorted(before.points, key=repr)
+
+
+@pytest.mark.parametrize(
+    ("kinds", "says"), [("nrom", "nrom.*did you mean 'norm'"), ("norm", "no such|profile")]
+)
+def test_kinds_are_renewed_of_a_profile_that_is_there(
+    kinds: str, says: str, card: Callable[..., list[Op]], tmp_path: Path
+) -> None:
+    card(nothing)
+    with pytest.raises(InputError, match=says):
+        calibrate_card(tmp_path / "p", True, quiet, table=KINDS, within_s=60.0, kinds=kinds)
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize(
     "error", [None, RuntimeError("no room"), InputError("no room"), ValueError("no time")]
 )
