@@ -617,8 +617,8 @@ def test_a_point_near_the_edge_is_left_unsure_when_more_would_move_it_little() -
     assert found.holds is not None
     assert edge / 1.021 <= found.holds <= edge
     assert max(len(one.runs) for one in found.judged.values()) < 100
-    nearest = max(value for value, one in found.judged.items() if one.verdict == "unsure")
-    (alone,) = drive([judge(point(min(nearest, edge * 1.004)), [TTFT], Rule(most=100))], ran)
+    assert any(one.verdict == "unsure" for one in found.judged.values())
+    (alone,) = drive([judge(point(edge * 0.999), [TTFT], Rule(most=100))], ran)
     assert (alone.verdict, len(alone.runs)) == ("unsure", 100)
 
 

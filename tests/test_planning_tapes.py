@@ -503,3 +503,25 @@ def test_the_fewest_devices_may_cost_more(tmp_path: Path, monkeypatch: pytest.Mo
         (winner,) = planned_in(ThreeOrFour(), asked, tmp_path, monkeypatch).result.winners
         assert winner is not None
         assert (winner.point.case.axes.devices, winner.cost_per_hour) == best
+
+
+@pytest.mark.parametrize(("slower", "verdict", "given_up"), [(1.02, "holds", False), (1.2, "unsure", True)])
+def test_price_ends_are_given_up_where_pairs_say_that_they_will_not_hold(
+    slower: float, verdict: str, given_up: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """0.85 s of 1 s, a fifth more or less by replica. A fifth slower it would be unsure to the last look, as
+    the best point's replicas say after the first ones."""
+
+    class Noisy(MadeUp):
+        def _ran(self, ask: Ask) -> Ran:
+            noise = exp(0.2 * random.Random(f"noise {ask.replica}").gauss())
+            value = 0.85 * noise * (slower if ask.end == "high" else 1.0)
+            return Ran({"ttft_p99_s": value, "window_requests": 1e3})
+
+    document = {"base": BASE, "question": "devices", "constraints": {"ttft_p99_s": 1.0}, "replicas": 40}
+    plan = planned_in(Noisy(), document, tmp_path, monkeypatch)
+    slow, best = plan.result.at_slow_prices[0], plan.result.winners[0]
+    assert best is not None
+    assert best.judged.holds
+    assert slow.verdict == verdict
+    assert (slow.verdict == "unsure" and len(slow.runs) < 40) == given_up

@@ -405,6 +405,8 @@ def highest(
         if low is None or high is None:
             return Highest(low, _surely_failing(looked.tried), looked.tried)
         yield from _narrow(looked, judged, tolerance, limits, rule)
+        if looked.low is None:
+            continue
         if not (yield from _ends_moved(looked, judged, limits, rule)):
             break
     low = looked.low
@@ -462,8 +464,24 @@ def _narrow(
         held = looked.note(value)
         same = same + 1 if guess is not None and held == last else 0
         last = held
+        if looked.high <= looked.low * NEAR and looked.tried[looked.high].verdict == "unsure":
+            yield from _paired(looked, judged, limits, rule)
+            if looked.low is None:
+                return
         # Nearer to each other, ends say less of how much a value moves a metric.
         tolerance = max(tolerance, _told_apart(looked, limits, rule))
+
+
+def _paired(looked: _Looked, judged: Look, limits: Sequence[Limit], rule: Rule) -> Search[None]:
+    """Gives the lower end of a bracket as many replicas as `_told_apart` needs. They cost less than one more
+    point at the edge."""
+    looked.least = max(looked.least, min(PAIRS, rule.most))
+    low = looked.low
+    assert low is not None
+    at_low = looked.tried[low]
+    if limits and len(at_low.runs) < looked.least and not at_low.point.same_in_every_run:
+        yield from judged(low, looked.times[low])
+        looked.move()
 
 
 def _told_apart(looked: _Looked, limits: Sequence[Limit], rule: Rule) -> float:
