@@ -231,7 +231,11 @@ def _holds(of: Shown) -> list[Section]:
         return []
     name, options = parted(laid_out, MOST_ROWS)
     verdicts = of.plan.points["verdict"].value_counts()
-    parts = [f"{verdicts[key]:,} {word}" for key, word in WORDS.items() if key in verdicts]
+    parts = [
+        f"{verdicts[key]:,} {one if verdicts[key] == 1 else many}"
+        for key, (one, many) in WORDS.items()
+        if key in verdicts
+    ]
     lead = f"Of {counted(len(of.plan.points), 'point')}, {listed(parts)}."
     wanted = _answers(options)
 
@@ -243,7 +247,12 @@ def _holds(of: Shown) -> list[Section]:
     return [common.section("plan", "holds", {"lead": lead}, plots=[plot], notes=notes)]
 
 
-WORDS: Mapping[str, str] = {"holds": "hold", "unsure": "are not sure", "fails": "fail"}
+# What is said of one point and of several.
+WORDS: Mapping[str, tuple[str, str]] = {
+    "holds": ("holds", "hold"),
+    "unsure": ("is not sure", "are not sure"),
+    "fails": ("fails", "fail"),
+}
 
 
 def _answers(options: list[common.Option]) -> Callable[[Laid], bool]:
