@@ -160,13 +160,19 @@ def has_more(workload: Workload) -> bool:
 def longer(workload: Workload, times: int) -> Workload:
     """Returns a workload with `times` as many requests, the last of which comes as many times as late where a
     scenario says when."""
-    requests = [times * each for each in workload.requests or ()] or None
-    more = workload.model_copy(update={"requests": requests})
-    span = getattr(workload.arrivals, "span_intervals", None)
-    if span is None or _several(workload):
-        return more
-    arrivals = workload.arrivals.model_copy(update={"span_intervals": span * times})
-    return more.model_copy(update={"arrivals": arrivals})
+
+    def later(arrivals: Any) -> Any:
+        span = getattr(arrivals, "span_intervals", None)
+        return arrivals if span is None else arrivals.model_copy(update={"span_intervals": span * times})
+
+    tenants = [one.model_copy(update={"arrivals": later(one.arrivals)}) for one in workload.tenants]
+    return workload.model_copy(
+        update={
+            "requests": [times * each for each in workload.requests or ()] or None,
+            "arrivals": later(workload.arrivals),
+            "tenants": tenants,
+        }
+    )
 
 
 def at_load(workload: Workload, value: float, times: int = 1) -> Workload:
@@ -174,8 +180,8 @@ def at_load(workload: Workload, value: float, times: int = 1) -> Workload:
     more = longer(workload, times)
     if not _several(workload):
         return more.model_copy(update={"arrivals": _at(more.arrivals, value)})
-    tenants = [one.model_copy(update={"arrivals": _faster(one.arrivals, value)}) for one in workload.tenants]
-    return more.model_copy(update={"arrivals": _faster(workload.arrivals, value), "tenants": tenants})
+    tenants = [one.model_copy(update={"arrivals": _faster(one.arrivals, value)}) for one in more.tenants]
+    return more.model_copy(update={"arrivals": _faster(more.arrivals, value), "tenants": tenants})
 
 
 def _several(workload: Workload) -> bool:

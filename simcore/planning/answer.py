@@ -103,7 +103,7 @@ def _of_rate(
     )
     if worse is not None:
         reason = _limiting(worse.judged, winner.judged)
-        says += f" {_load(worse.point.case.axes)} {_fails(worse.judged)}{reason}."
+        says += f" {_load(worse.point.case.axes)} {_fails(worse.judged, reason)}."
     if winner.value is not None and winner.value >= RATES[1]:
         says += " The search ends there."
     likely = next((one.likely for one in group if one.best is winner), None)
@@ -244,12 +244,14 @@ def _number(asked: Asked, one: Tried) -> str:
     return f"{one.point.case.axes.devices if asked.whatif.over in (None, DEVICES) else one.value:,.0f}"
 
 
-def _fails(judged: Judged) -> str:
+def _fails(judged: Judged, reason: str = "") -> str:
     if judged.holds:
         return "holds"
+    if judged.short:
+        return f"is not known to hold: {judged.why}"
     if judged.verdict == "fails":
-        return f"would not do: {judged.why}"
-    return f"is not sure to hold: {judged.why}{MORE if len(judged.runs) > 1 else ''}"
+        return f"would not do: {judged.why}{reason}"
+    return f"is not sure to hold: {judged.why}{reason}{MORE if len(judged.runs) > 1 else ''}"
 
 
 def _closest(asked: Asked, group: Sequence[Answered]) -> str:

@@ -22,6 +22,8 @@ STUDY = "serving"
 # Percentiles that a limit may name.
 ALLOWED = (*PERCENTILES, 99.9)
 LATENCY = re.compile(rf"({'|'.join(LATENCIES)})_(mean|p(\d+(?:\.\d+)?))_s")
+# From here on four digits round to a power of ten.
+LEAST_WHOLE = 9999.5
 # What the latencies begin with that each tenant has.
 _OF_ITS_OWN = tuple(f"{name}_" for name in OWN_LATENCIES)
 # Metrics of which more is neither better nor worse but that something limits: memory, or who pays for starts.
@@ -108,10 +110,10 @@ def value_text(metric: str, value: float) -> str:
 def number_text(value: float) -> str:
     """Returns a number for people: four digits, or all that are whole.
 
-    >>> number_text(12.3456), number_text(31580.3)
-    ('12.35', '31,580')
+    >>> number_text(12.3456), number_text(9999.7), number_text(31580.3)
+    ('12.35', '10,000', '31,580')
     """
-    return f"{value:,.0f}" if 1e4 <= abs(value) < 1e15 else f"{value:.4g}"
+    return f"{value:,.0f}" if LEAST_WHOLE <= abs(value) < 1e15 else f"{value:.4g}"
 
 
 def metric_text(metric: str) -> str:

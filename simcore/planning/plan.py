@@ -18,7 +18,15 @@ from simcore.planning.commands import how_to_run
 from simcore.planning.leading import metric_of, metrics_of
 from simcore.planning.limits import within
 from simcore.planning.points import Benches
-from simcore.planning.questions import DEVICES, PlanResult, Tried, ask, joules_per_token, objectives
+from simcore.planning.questions import (
+    DEVICES,
+    PlanResult,
+    Tried,
+    ask,
+    joules_per_token,
+    objectives,
+    times_of,
+)
 from simcore.planning.runs import InProcesses, Maker, Runner
 from simcore.planning.sensitivity import Gain, Swing, hinges, limiting, limits_beyond, sensitivity
 from simcore.planning.store import Store
@@ -240,7 +248,7 @@ def _faults(result: PlanResult) -> list[str]:
 
 def _more_requests(result: PlanResult) -> list[str]:
     """Returns a note if points have had more requests than their scenario has."""
-    times = [one.point.case.axes.requests // one.alternative.point.case.axes.requests for one in result.tried]
+    times = [times_of(one.alternative, one.judged) for one in result.tried]
     longer = [each for each in times if each > 1]
     if not longer:
         return []

@@ -346,13 +346,17 @@ def _judge_at_price_ends(asked: Asked, result: PlanResult, runner: Runner) -> No
     pairs = enumerate(zip(result.groups, result.winners, strict=True))
     worse = {i: beyond(group, winner) for i, (group, winner) in pairs}
     slow = [(i, winner) for i, winner in enumerate(result.winners) if winner is not None]
-    fast = [(i, one) for i, one in worse.items() if one is not None and result.winners[i] is not None]
+    fast = [
+        (i, one)
+        for i, one in worse.items()
+        if one is not None and result.winners[i] is not None and not one.judged.short
+    ]
 
     def at_end(one: Tried, end: End) -> Search[Judged]:
         def enough(found: Judged) -> bool:
             return is_given_up(found, one.judged, asked.limits, asked.rule)
 
-        return judge(one.point, asked.limits, asked.rule, end, enough=enough)
+        return judge(one.point, asked.limits, asked.rule, end, steady=one.judged.steady, enough=enough)
 
     searches = [at_end(one, "high") for _, one in slow] + [at_end(one, "low") for _, one in fast]
     judged = drive(searches, runner)
@@ -476,7 +480,7 @@ def _pairs(
 ) -> list[Pair]:
     """Compares the winner with the others at the scenario's load, by replicas with the same requests."""
     # Pairs need the same requests: some points may have had more of them, for a steady state.
-    times = max(t.point.case.axes.requests // t.alternative.point.case.axes.requests for t in there)
+    times = max(times_of(t.alternative, t.judged) for t in there)
     points = [with_load(benches, t.alternative, t.value or 0.0, times) for t in there]
     once = all(point.same_in_every_run for point in points)
     count = 1 if once else asked.rule.looks[:PAIRED_LOOKS][-1]
@@ -514,11 +518,24 @@ def _grid(asked: Asked, benches: Benches, runner: Runner) -> PlanResult:
             partial(with_times, benches, one.point),
             asked.limits,
             asked.rule,
+            times=least.get(one.group, 1) if more else 1,
             most_times=MOST_TIMES if more else 1,
         )
         return found
 
+    least: dict[str, int] = {}
     judged = drive([search(one) for one in every], runner)
+    # Points are compared with each other: those of one load by as many requests.
+    for one, found in zip(every, judged, strict=True):
+        least[one.group] = max(least.get(one.group, 1), times_of(one, found))
+    again = [
+        i
+        for i, one in enumerate(every)
+        # More requests take nothing from what breaks a limit.
+        if judged[i].verdict != "fails" and times_of(one, judged[i]) < least[one.group]
+    ]
+    for i, found in zip(again, drive([search(every[i]) for i in again], runner), strict=True):
+        judged[i] = found
     tried = [_tried(asked, one, verdict, None) for one, verdict in zip(every, judged, strict=True)]
     result = PlanResult(tried=tried, left_out=known.left_out)
     result.groups.append(
@@ -530,6 +547,11 @@ def _grid(asked: Asked, benches: Benches, runner: Runner) -> PlanResult:
     front = pareto([one for one in tried if one.judged.holds], objectives(asked))
     result.winners += front or [None]
     return result
+
+
+def times_of(alternative: Alternative, judged: Judged) -> int:
+    """Returns how many times as many requests a judged point had as its scenario has."""
+    return judged.point.case.axes.requests // alternative.point.case.axes.requests
 
 
 def _check_objectives(asked: Asked, every: Sequence[Alternative]) -> None:

@@ -34,7 +34,8 @@ Search = Generator[Sequence[Ask], Sequence[Ran], T]
 @dataclass(frozen=True, eq=False)
 class Judged:
     """A point, its runs and the verdict. `verdicts`: of each limit; `why`: what it fails by, in words, empty
-    if it holds; `short`: it fails because too few requests come for a steady state."""
+    if it holds; `short`: it fails because too few requests come for a steady state; `steady`: whether it was
+    judged as a load that is kept up."""
 
     point: Point
     runs: tuple[Ran, ...]
@@ -42,6 +43,7 @@ class Judged:
     verdicts: Mapping[str, Verdict] = field(default_factory=dict)
     why: str = ""
     short: bool = False
+    steady: bool = False
 
     @property
     def holds(self) -> bool:
@@ -106,6 +108,10 @@ def _never_either(found: Judged, times: int) -> bool:
     return False
 
 
+def _of_times(question: Callable[[Judged, int], bool], times: int, found: Judged) -> bool:
+    return question(found, times)
+
+
 def steady(
     at: Callable[[int], Point],
     limits: Sequence[Limit],
@@ -124,22 +130,25 @@ def steady(
             limits,
             rule,
             steady=True,
-            enough=lambda found, times=times: enough(found, times),  # type: ignore[misc]
-            doubtful=lambda found, times=times: doubtful(found, times),  # type: ignore[misc]
+            enough=partial(_of_times, enough, times),
+            doubtful=partial(_of_times, doubtful, times),
         )
         if not found.short or times >= most_times:
             return found, times
         times *= 2
 
 
-def judged_by(point: Point, runs: Sequence[Ran], limits: Sequence[Limit], rule: Rule) -> Verdict:
-    """Returns the verdict on a point by given runs."""
-    return _judged(point, runs, limits, rule, steady=False).verdict
+def judged_by(
+    point: Point, runs: Sequence[Ran], limits: Sequence[Limit], rule: Rule, *, steady: bool = False
+) -> Verdict:
+    """Returns the verdict on a point by given runs; `steady`: see `judge`."""
+    return _judged(point, runs, limits, rule, steady).verdict
 
 
 def _judged(point: Point, runs: Sequence[Ran], limits: Sequence[Limit], rule: Rule, steady: bool) -> Judged:
+    verdict = partial(Judged, point, tuple(runs), steady=steady)
     if why := _broken(runs, limits):
-        return Judged(point, tuple(runs), "fails", {}, why)
+        return verdict("fails", {}, why)
     verdicts: dict[str, Verdict] = {}
     for limit in limits:
         values = [run.figures[limit.metric] or 0.0 for run in runs] * (2 if len(runs) == 1 else 1)
@@ -149,16 +158,16 @@ def _judged(point: Point, runs: Sequence[Ran], limits: Sequence[Limit], rule: Ru
     )
     kept_up = _kept_up(runs, rule)
     if kept_up == "fails":
-        return Judged(point, tuple(runs), "fails", verdicts if failing else {}, OVERLOAD)
+        return verdict("fails", verdicts if failing else {}, OVERLOAD)
     if failing:
-        return Judged(point, tuple(runs), "fails", verdicts, _says(runs, failing))
+        return verdict("fails", verdicts, _says(runs, failing))
     # A server that is empty at first is faster than in steady state: what breaks a limit breaks it there too.
     if steady and 2 * sum(run.short for run in runs) > len(runs):
-        return Judged(point, tuple(runs), "fails", verdicts, TOO_FEW, short=True)
+        return verdict("fails", verdicts, TOO_FEW, short=True)
     if unsure or kept_up == "unsure":
         why = _says(runs, unsure, rule) if unsure else PERHAPS_OVERLOAD
-        return Judged(point, tuple(runs), "unsure", verdicts, why)
-    return Judged(point, tuple(runs), "holds", verdicts)
+        return verdict("unsure", verdicts, why)
+    return verdict("holds", verdicts)
 
 
 def _kept_up(runs: Sequence[Ran], rule: Rule) -> Verdict:
@@ -193,6 +202,8 @@ def _hardly_keeps_up(found: Judged) -> bool:
 
 CHANCE = 0.05
 OVERLOAD = "requests come faster than they are answered"
+# An upper end so many times the mean says no more than that few replicas vary widely.
+FAR = 100.0
 PERHAPS_OVERLOAD = "the queue grows in some replicas and not in others"
 TOO_FEW = "too few requests come for a steady state (more workload.requests would say more)"
 
@@ -216,8 +227,9 @@ def _says(runs: Sequence[Ran], limits: Sequence[Limit], rule: Rule | None = None
         mean, allowed = value_text(name, fmean(values)), value_text(name, limit.value)
         if rule is None or len(runs) < 2:
             return f"{metric_text(name)} {mean} (limit {allowed})"
-        low, high = (value_text(name, end) for end in within(name, *rule.ends(values, at_most=limit.at_most)))
-        ends = "the same" if low == high else f"{low} to {high}"
+        low, high = within(name, *rule.ends(values, at_most=limit.at_most))
+        most = "much more" if high > FAR * fmean(values) else value_text(name, high)
+        ends = "the same" if low == high else f"{value_text(name, low)} to {most}"
         return f"{metric_text(name)} {mean} ({ends} after {len(runs)} replicas; limit {allowed})"
 
     return "; ".join(map(one, limits))
@@ -252,7 +264,7 @@ def fewest(
     tried: dict[int, Judged] = {}
     failing, number, times = least - 1, least, 1
 
-    def judged(number: int) -> Search[bool]:
+    def judged(number: int) -> Search[Judged]:
         nonlocal times
         if most_times is None:
             tried[number] = yield from judge(at(number, 1), limits, rule)
@@ -261,7 +273,7 @@ def fewest(
             tried[number], times = yield from steady(
                 partial(at, number), limits, rule, times=times, most_times=most_times
             )
-        return tried[number].holds
+        return tried[number]
 
     while True:
         bound = enough()
@@ -269,12 +281,12 @@ def fewest(
         if failing >= top:
             return Fewest(None, tried, bound if top < most else None)
         number = min(number, top)
-        if (yield from judged(number)):
+        if (yield from judged(number)).holds:
             break
         failing, number = number, 2 * number
     while number - failing > 1:
         middle = (number + failing) // 2
-        if (yield from judged(middle)):
+        if (yield from judged(middle)).holds:
             number = middle
         else:
             failing = middle

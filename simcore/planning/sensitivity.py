@@ -127,7 +127,7 @@ def _changes(asked: Asked, winner: Tried, benches: Benches, rule: Rule) -> list[
     """Returns the changes of a best point that can be, each with its search."""
 
     def judged(point: Point, end: End = "value") -> Search[Judged]:
-        return judge(point, asked.limits, rule, end)
+        return judge(point, asked.limits, rule, end, steady=winner.judged.steady)
 
     document = resolved(winner.point.scenario)
     found = []
@@ -164,7 +164,7 @@ def limiting(asked: Asked, result: PlanResult, benches: Benches, runner: Runner)
     most is what limits there."""
     for group, winner in zip(result.groups, result.winners, strict=True):
         worse = beyond(group, winner)
-        if winner is not None and worse is not None:
+        if winner is not None and worse is not None and not worse.judged.short:
             return _gains(asked, worse, benches, runner)
     return []
 
@@ -185,7 +185,13 @@ def _gains(asked: Asked, worse: Tried, benches: Benches, runner: Runner) -> list
     before, *after = (runs[i * count : (i + 1) * count] for i in range(len(points)))
     rule, better = Rule(asked.whatif.certainty, max(2, count)), "lower" if limit.at_most else "higher"
     gains = [
-        Gain(name, limit.metric, *ends, judged_by(point, those, asked.limits, rule), better)
+        Gain(
+            name,
+            limit.metric,
+            *ends,
+            judged_by(point, those, asked.limits, rule, steady=worse.judged.steady),
+            better,
+        )
         for name, point, those in zip(names[1:], points[1:], after, strict=True)
         if (ends := _ratio(before, those, limit.metric, rule)) is not None
     ]

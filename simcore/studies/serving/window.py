@@ -114,7 +114,7 @@ def _of_sessions(served: Served, warmup_share: float, opens: Bools) -> Window:
     warm_s = float(np.max(ended_s[earliest], initial=opened_s.min() + (ended_s - opened_s).mean()))
     end_s = float(opened_s.max())
     begin_s = float(np.min(served.arrival_s, where=served.arrival_s >= warm_s, initial=end_s))
-    return _between(served, begin_s, end_s, ENDED_LATE, unrated=len(served) > 1)
+    return _between(served, begin_s, end_s, ENDED_LATE, unrated=len(served) > 0)
 
 
 def _between(served: Served, begin_s: float, end_s: float, few: str, *, unrated: bool) -> Window:
