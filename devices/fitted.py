@@ -120,6 +120,7 @@ class Renewed:
 
     kinds: tuple[str, ...] = Field(description="of which kinds of op", min_length=1)
     birth: Birth = Field(description="how they were measured")
+    notes: tuple[str, ...] = Field(default=(), description="what to know of that")
 
 
 # What constants of contention were called in profiles before.

@@ -170,35 +170,45 @@ def _write_points(lines: Iterable[Sequence[object]], path: Path) -> None:
         writer.writerows(lines)
 
 
+# Before the number of shapes that a source keeps where others were measured later.
+STAY = ", of which stay "
+
+
+def measured_of(profile: FittedProfile, kinds: Collection[str]) -> set[str]:
+    """Returns those of some kinds of op that a profile has points of."""
+    return {point.kind for point in profile.points} & {*kinds}
+
+
 def renewed(before: FittedProfile, later: FittedProfile, kinds: Collection[str]) -> FittedProfile:
     """Returns a profile with a later one's fits and points of some kinds of op in place of its own; kinds of
     which the later one has none stay. Raises InputError if it is of another device, or was not measured."""
     if before.birth is None or later.birth is None or before.device != later.device:
         raise InputError(f"{before.name}: was not measured on {later.device}, so that no kind can be renewed")
-    kinds = {point.kind for point in later.points} & {*kinds}
+    kinds = measured_of(later, kinds)
     kept = [point for point in before.points if point.kind not in kinds]
     new = [point for point in later.points if point.kind in kinds]
     names = tuple(sorted(kinds))
     births = [
-        Renewed(left, replace(each.birth, points=sum(point.kind in left for point in kept)))
+        Renewed(left, replace(each.birth, points=sum(point.kind in left for point in kept)), each.notes)
         for each in before.renewed
         if (left := tuple(kind for kind in each.kinds if kind not in kinds))
     ]
     own = len(kept) - sum(each.birth.points for each in births)
-    births.append(Renewed(names, replace(later.birth, points=len(new))))
+    births.append(Renewed(names, replace(later.birth, points=len(new)), later.notes))
+    birth = replace(before.birth, points=own) if own else births.pop(0).birth
     said = [
         f"{', '.join(each.kinds)}: {each.birth.date.partition('T')[0]}, {each.birth.points} shapes"
         for each in births
     ]
     return replace(
         before,
-        source="; ".join([before.source.partition("; ")[0], *said]),
+        source="; ".join([f"{before.source.partition(STAY)[0]}{STAY}{own}", *said]),
         fits=(
             *(row for row in before.fits if row.kind not in kinds),
             *(row for row in later.fits if row.kind in kinds),
         ),
         points=(*kept, *new),
-        birth=replace(before.birth, points=own),
+        birth=birth,
         renewed=tuple(births),
     )
 
@@ -211,7 +221,7 @@ def write_renewed(
     before = load_profile(later.device, str(target / "profile.yaml"))
     if not isinstance(before, FittedProfile):
         raise InputError(f"{target}: holds no measured profile")
-    profile, kinds = renewed(before, later, kinds), {point.kind for point in later.points} & {*kinds}
+    profile, kinds = renewed(before, later, kinds), measured_of(later, kinds)
     head, old = read_cells(target / POINTS)
     columns = [head.index(name) if name in head else None for name in COLUMNS]
     kept = [

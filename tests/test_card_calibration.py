@@ -245,9 +245,13 @@ def test_kinds_of_op_are_measured_anew_by_themselves(card: Callable[..., list[Op
     assert [row for row in again.fits if row.kind == "residual"] == own
     # A full grid has more shapes than a quick one.
     assert counts["norm"] > Counter(point.kind for point in before.points)["norm"]
-    assert again.source.startswith(f"{before.source}; sample: ")
+    assert again.source.startswith(f"{before.source}, of which stay {counts['residual']}; sample: ")
     lines = (target / "points.csv").read_text().splitlines()
     assert len(lines) == 1 + len(again.points)
+    # Where all kinds are renewed, the last birth is that of the profile.
+    _, third = calibrate_card(target, True, quiet, table=table, within_s=60.0, kinds="residual,sample,norm")
+    assert third.birth is not None
+    assert (third.birth.points, third.renewed) == (len(third.points), ())
 
 
 def test_kinds_that_could_not_be_measured_stay(card: Callable[..., list[Op]], tmp_path: Path) -> None:
@@ -262,6 +266,7 @@ def test_kinds_that_could_not_be_measured_stay(card: Callable[..., list[Op]], tm
     card(no_norm)
     _, again = calibrate_card(target, True, quiet, table=table, within_s=60.0, kinds="sample,norm")
     assert [each.kinds for each in again.renewed] == [("sample",)]
+    assert "norm: stays, as none was measured" in again.renewed[0].notes
     assert sorted(again.points, key=repr) == sorted(before.points, key=repr)
 
 

@@ -3,10 +3,10 @@
     r = ours_s / cublas_s     at each measured number of rows, of a matrix [k, n] stored by rows or by columns
     ours where r < 1 at the measured rows on both sides: of [k, n] itself, or of all NEIGHBOURS nearest to it
 
-Both are compared as they are launched in captured graphs, W read from memory. A matrix that was not measured
-lies near others by log k and log n; where these disagree, cuBLAS is taken, whose time is known to its users.
-`product_times.csv` has the times with their birth record; `python -m simcore.validate.benchmarks.products`
-measures it anew.
+The times are of an H200, in bf16, and stand for fp16 and for other cards too. Both are compared as they are
+launched in captured graphs, W read from memory. A matrix that was not measured lies near others by log k and
+log n; where these disagree, cuBLAS is taken, whose time is known to its users. `product_times.csv` has the
+times with their birth record; `python -m simcore.validate.benchmarks.products` measures it anew.
 """
 
 import csv

@@ -31,7 +31,7 @@ from simcore.kernels.streams import shared, words
 from simcore.ops.op import Op
 
 MOST_ROWS = 64
-# Bytes of a number of which times were compared with cuBLAS's.
+# Bytes of a number of half formats; times were compared with cuBLAS's in bf16, and stand for fp16 too.
 HALF_BYTES = 2
 # Bytes of one block of W: 16 a thread, 8 times. Bytes that are contiguous in memory: two or more cache lines.
 BLOCK_BYTES = 16 * 1024
@@ -96,10 +96,15 @@ def matmul_config(
     return MatmulConfig(rows, columns, depth, splits, stages, 8 if bytes > 2 else 4)
 
 
+def is_by_columns(weight: Tensor) -> bool:
+    """Whether the columns of a matrix are contiguous, and not its rows."""
+    return weight.stride(0) == 1 < weight.stride(1)
+
+
 def config_for(m: int, weight: Tensor) -> MatmulConfig:
     """Returns the layout for m rows times weight [k, n] with its strides, on its device."""
     k, n = weight.shape
-    transposed = weight.stride(0) == 1 < weight.stride(1)
+    transposed = is_by_columns(weight)
     gpu = gpu_of(weight)
     return matmul_config(
         m, n, k, weight.element_size(), gpu.processors, transposed=transposed, shared_bytes=gpu.shared_bytes
@@ -283,6 +288,9 @@ def product(x: Tensor, weight: Tensor, *, out: Tensor | None = None, gate: Tenso
         rounded = padded(x).to(weight.dtype)
         y: Tensor = torch._scaled_mm(rounded, weight, scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
         return y[:m] if out is None else out.copy_(y[:m])
+    if m <= MOST_ROWS:
+        # cuBLAS would give another size to `out`.
+        _check(x, weight, None, out)
     if gate is None and is_of_cublas(m, weight):
         # The memory behind `out` may belong to another tensor.
         rows = padded(x) if out is None else x
@@ -294,8 +302,7 @@ def is_of_cublas(m: int, weight: Tensor) -> bool:
     """Whether cuBLAS takes m rows times weight [k, n]: many rows, and few where it is faster."""
     if m > MOST_ROWS or weight.device.type != "cuda" or weight.element_size() > HALF_BYTES:
         return m > MOST_ROWS
-    by_columns = weight.stride(0) == 1 < weight.stride(1)
-    return not ours_is_faster(m, *weight.shape, by_columns=by_columns)
+    return not ours_is_faster(m, *weight.shape, by_columns=is_by_columns(weight))
 
 
 def padded(x: Tensor) -> Tensor:

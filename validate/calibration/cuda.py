@@ -102,7 +102,7 @@ def calibrate_card(
     device = this_card()
     target = target or profile_path(device)
     check_target(target, device)
-    few = named("--kinds", kinds, table)
+    few = named("--kinds", kinds, table, needed=bool(kinds))
     if few:
         table = {kind: table[kind] for kind in few}
         load_profile(device, str(target / "profile.yaml"))
@@ -111,18 +111,24 @@ def calibrate_card(
     card = measure_card(lambda text: None)
     reached = card_measure.rates(card)
     torch.cuda.empty_cache()
-    measuring = Measuring(device, partial_of(target), table, card)
+    # A measurement of few kinds neither takes nor ends what an interrupted one of all has left.
+    unfinished = partial_of(target.with_name(f"{target.name}-{'-'.join(sorted(few))}") if few else target)
+    measuring = Measuring(device, unfinished, table, card)
     measured_s = within_s - (0.0 if few else min(ENDING_S, ENDING_SHARE * within_s))
     left_out = measure_all(table, quick, measuring, progress, begun_s + measured_s)
     points, failed = list(measuring.points.values()), list(measuring.failed.values())
     if not points:
         if not measuring.goes_on:
-            partial_of(target).unlink(missing_ok=True)
+            unfinished.unlink(missing_ok=True)
         raise InputError(f"--on cuda: nothing could be measured; {failed[0] if failed else 'no time'}")
     if few:
-        later = profile_of(device, points, _birth(card, points, reached), {}, failed, left_out, quick)
+        found, born = {point.op.kind for point in points}, _birth(card, points, reached)
+        later = profile_of(device, points, born, {}, failed, left_out, quick, found)
+        said = [f"{kind}: stays, as none was measured" for kind in few if kind not in found]
+        said += ["measured with --quick"] if quick else []
+        later = replace(later, notes=(*later.notes, *said))
         profile = write_renewed(target, later, map(cells, points), few)
-        partial_of(target).unlink(missing_ok=True)
+        unfinished.unlink(missing_ok=True)
         return target, profile
     costs, verb_notes = _overheads(measuring.floor, card, progress, graphs=table.keys() >= card_nodes.KINDS)
     profile = profile_of(device, points, _birth(card, points, reached), costs, failed, left_out, quick)
@@ -130,7 +136,7 @@ def calibrate_card(
     profile = replace(profile, notes=notes, contention=_contention(target, device))
     # The profile of the measurements so far is safe even if the rest fails.
     write_whole(profile, points, target)
-    partial_of(target).unlink(missing_ok=True)
+    unfinished.unlink(missing_ok=True)
     if _shares(table):
         shared, said = _shared_use(profile, quick, progress, begun_s + within_s - card_sharing.FITTING_S)
         profile = replace(profile, notes=(*notes, *said), contention=shared)
@@ -204,9 +210,10 @@ def profile_of(
     failed: Sequence[str] = (),
     left_out: int = 0,
     quick: bool = False,
+    kinds: Collection[str] = TABLE,
 ) -> FittedProfile:
     """Returns the profile of measured points. `failed`: ops that could not be measured; `left_out`: the
-    number of shapes for which no time was left."""
+    number of shapes for which no time was left; `kinds`: of op that were to be measured."""
     return FittedProfile(
         name=NAME,
         title=f"{born.processor}, kernels of this project and torch's, in captured graphs",
@@ -217,7 +224,7 @@ def profile_of(
         fits=fits(points, {}, 0.0, CACHE, own_line),
         overheads=dict(costs),
         birth=born,
-        notes=tuple(_notes(points, failed, left_out, born.rates)),
+        notes=tuple(_notes(points, failed, left_out, born.rates, kinds)),
         points=tuple(as_read(point) for point in points),
     )
 
@@ -424,7 +431,9 @@ def _identity(card: Card) -> dict[str, str]:
     born = asdict(birth(card))
     uuid = str(getattr(torch.cuda.get_device_properties(0), "uuid", ""))
     code = hashlib.sha256()
-    for path in sorted({path for folder in SOURCES for path in folder.rglob("*.py")}):
+    # Tables beside kernels choose between them.
+    tables = (PACKAGE / "kernels").rglob("*.csv")
+    for path in sorted({*tables, *(path for folder in SOURCES for path in folder.rglob("*.py"))}):
         code.update(path.read_bytes())
     own = {name: str(born[name]) for name in ("device", "driver", "torch", "triton")}
     return {**own, "uuid": uuid, "code": code.hexdigest()}
@@ -471,7 +480,11 @@ def _birth(card: Card, points: Sequence[Point], reached: Mapping[str, float]) ->
 
 
 def _notes(
-    points: Sequence[Point], failed: Sequence[str], left_out: int, rates: Mapping[str, float]
+    points: Sequence[Point],
+    failed: Sequence[str],
+    left_out: int,
+    rates: Mapping[str, float],
+    kinds: Collection[str],
 ) -> Iterator[str]:
     """Yields notes for the reader of the profile."""
     yield f"operands come from {CACHE}; the column cache says which"
@@ -479,7 +492,7 @@ def _notes(
         if under_load := rates.get(card_measure.loaded(name)):
             slower = rates[f"{name}_flops_per_s"] / under_load
             yield f"times are of a card at rest; under load {name} products take {slower:.2f} times as long"
-    yield from what_is_odd(points, TABLE)
+    yield from what_is_odd(points, kinds)
     if left_out:
         yield f"{left_out} shapes were left out: there was no time for them"
     if failed:
