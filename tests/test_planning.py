@@ -30,6 +30,7 @@ from simcore.planning.alternatives import (
     at_load,
     fewest_servers,
     has_more,
+    longer,
     with_field,
     with_load,
 )
@@ -1891,3 +1892,32 @@ def test_a_load_is_kept_up_in_every_question(tmp_path: Path) -> None:
     assert number * most / 1e5 == pytest.approx(1.2, abs=0.25)
     (note,) = (note for note in devices.notes if "steady state" in note)
     assert "more requests than workload.requests" in note
+
+
+@pytest.mark.parametrize("as_tenant", [False, True])
+def test_requests_that_last_take_their_span_along(as_tenant: bool) -> None:
+    """Twice as many in the same time would be twice the load."""
+    arrivals = {"kind": "poisson", "rate_per_s": 3.0, "span_intervals": 30.0}
+    lengths = {"prompt_tokens": CONSTANT, "output_tokens": CONSTANT}
+    document: dict[str, Any] = {"requests": 30, "arrivals": arrivals, **lengths}
+    if as_tenant:
+        own = {"name": "a", "arrivals": arrivals, **lengths}
+        document = {"requests": 30, "arrivals": {"kind": "of_tenants"}, "tenants": [own]}
+    more = longer(Workload.model_validate(document), 4)
+    of = more.tenants[0].arrivals if as_tenant else more.arrivals
+    assert (more.requests, getattr(of, "span_intervals", None)) == ([120], 120.0)
+
+
+def test_what_too_few_requests_come_for_has_no_ends_of_prices(tmp_path: Path) -> None:
+    """Prices have nothing to do with that: faster ones would not help, and nothing limits."""
+    arrivals = {"kind": "poisson", "rate_per_s": 1e4}
+    workload = {**BASE["workload"], "requests": 2, "arrivals": arrivals}
+    base = {**BASE, "workload": workload, "devices": 64, "strategies": [ON_ONE]}
+    asked = {"base": base, "question": "rate", "constraints": {"ttft_p99_s": 10.0}, "replicas": 3}
+    plan = planned(tmp_path, asked)
+    (worse,) = (one.next_worse for one in plan.result.groups[0])
+    assert worse is not None
+    assert worse.judged.short
+    assert (plan.result.at_fast_prices, plan.gains) == ({}, [])
+    assert "is not known to hold: too few requests come" in plan.answer
+    assert "fast end" not in plan.answer
