@@ -477,17 +477,17 @@ def _narrow(
         same = same + 1 if guess is not None and held == last else 0
         last = held
         if looked.high <= looked.low * NEAR and looked.tried[looked.high].verdict == "unsure":
-            yield from _paired(looked, judged, limits, rule)
+            # `_told_apart` needs pairs, which cost less than one more point at the edge.
+            yield from _low_has(looked, judged, limits, min(PAIRS, rule.most))
             if looked.low is None:
                 return
         # Nearer to each other, ends say less of how much a value moves a metric.
         tolerance = max(tolerance, _told_apart(looked, limits, rule))
 
 
-def _paired(looked: _Looked, judged: Look, limits: Sequence[Limit], rule: Rule) -> Search[None]:
-    """Gives the lower end of a bracket as many replicas as `_told_apart` needs. They cost less than one more
-    point at the edge."""
-    looked.least = max(looked.least, min(PAIRS, rule.most))
+def _low_has(looked: _Looked, judged: Look, limits: Sequence[Limit], count: int) -> Search[None]:
+    """Gives the lower end of a bracket, and what holds from now on, so many replicas."""
+    looked.least = max(looked.least, count)
     low = looked.low
     assert low is not None
     at_low = looked.tried[low]
@@ -524,10 +524,7 @@ def _ends_moved(looked: _Looked, judged: Look, limits: Sequence[Limit], rule: Ru
     low, high, times = looked.low, looked.high, looked.times
     assert low is not None
     assert high is not None
-    looked.least = min(ENOUGH, rule.most)
-    at_low = looked.tried[low]
-    if limits and len(at_low.runs) < looked.least and not at_low.point.same_in_every_run:
-        yield from judged(low, times[low])
+    yield from _low_has(looked, judged, limits, min(ENOUGH, rule.most))
     at_low, at_high, alike = looked.tried[low], looked.tried[high], times[low] == times[high]
     if at_low.holds and (times[low] < times[high] or (alike and _by_chance(at_low, at_high, limits))):
         # More requests say more of a steady state.

@@ -8,7 +8,7 @@ against float64 before.
 """
 
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -16,14 +16,13 @@ from typing import Annotated
 
 import torch
 import typer
-from torch import Tensor
 
 from simcore.kernels.decoder.fastest_product import TIMES
 from simcore.kernels.decoder.matmul import config_for, matmul, workspace
 from simcore.validate.benchmarks import cases
 from simcore.validate.benchmarks.cases import BORN
 from simcore.validate.benchmarks.run import SEED, relative_error
-from simcore.validate.benchmarks.timing import birth, measure_card
+from simcore.validate.benchmarks.timing import birth, capture, measure_card, replays_s
 from simcore.validate.program import check_out, run, write_csv
 from simcore.validate.timing.allocator import take_memory_in_segments
 
@@ -40,36 +39,6 @@ MATRICES = (
 ROUNDS, LEAST_CALLS = 7, 12
 ERROR_BAR = 1e-2
 
-Call = Callable[[Tensor, Tensor], Tensor]
-
-
-def captured(
-    call: Call, xs: list[Tensor], weights: list[Tensor], calls: int, stream: torch.cuda.Stream
-) -> torch.cuda.CUDAGraph:
-    """Returns a graph of so many calls, each on the next set of buffers."""
-    graph = torch.cuda.CUDAGraph()
-    torch.cuda.synchronize()
-    with torch.cuda.stream(stream):
-        call(xs[0], weights[0])
-        stream.synchronize()
-        # `torch.cuda.graph` would collect garbage each time.
-        graph.capture_begin()
-        for i in range(calls):
-            call(xs[i % len(xs)], weights[i % len(xs)])
-        graph.capture_end()
-    graph.replay()
-    return graph
-
-
-def replayed_s(graph: torch.cuda.CUDAGraph, calls: int) -> float:
-    """Returns the seconds of a call in a replay of a graph."""
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-    begin.record()
-    graph.replay()
-    end.record()
-    torch.cuda.synchronize()
-    return 1e-3 * float(begin.elapsed_time(end)) / calls
-
 
 def measured(k: int, n: int, l2_bytes: int) -> Iterator[dict[str, object]]:
     """Yields a row for each number of rows and each order of W [k, n] in memory."""
@@ -78,7 +47,7 @@ def measured(k: int, n: int, l2_bytes: int) -> Iterator[dict[str, object]]:
     count = cases.rotation(2 * k * n, l2_bytes)
     weights = [draw((k, n)).mul_(k**-0.5) for _ in range(count)]
     orders = {"rows": weights, "columns": [w.t().contiguous().t() for w in weights]}
-    calls, stream = -(-LEAST_CALLS // count) * count, torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    calls = -(-LEAST_CALLS // count) * count
     for rows in ROWS:
         xs = [draw((rows, k)) for _ in range(count)]
         y = torch.empty(rows, n, dtype=torch.bfloat16, device="cuda")
@@ -92,9 +61,10 @@ def measured(k: int, n: int, l2_bytes: int) -> Iterator[dict[str, object]]:
             error = relative_error(ours(xs[0], stored[0]), truth)
             if not error < ERROR_BAR:
                 raise ValueError(f"{rows} x {k} x {n}, W by {order}: is wrong by {error:.1e}")
+            operands = [(xs[i % count], stored[i % count]) for i in range(calls)]
             both = ours, partial(torch.mm, out=y)
-            graphs = [captured(call, xs, stored, calls, stream) for call in both]
-            turns = [[replayed_s(graph, calls) for graph in graphs] for _ in range(ROUNDS)]
+            graphs = [capture([partial(call, *each) for each in operands]) for call in both]
+            turns = [[replays_s(graph, 1)[0] / calls for graph in graphs] for _ in range(ROUNDS)]
             ours_s, cublas_s = (statistics.median(times) for times in zip(*turns, strict=True))
             yield {
                 **{"k": k, "n": n, "order": order, "rows": rows},
