@@ -38,7 +38,7 @@ from simcore.planning.limits import Limit
 from simcore.planning.plan import Plan, run
 from simcore.planning.points import Benches, Point
 from simcore.planning.runs import Ask, InProcesses, Ran, Runner
-from simcore.planning.searches import MOST_TIMES, drive, judge
+from simcore.planning.searches import MOST_TIMES, drive, judge, too_few
 from simcore.planning.store import Store
 from simcore.planning.verdict import Rule
 from simcore.planning.whatif import Asked, load_plan
@@ -87,7 +87,7 @@ def holds(asked: Asked, runner: Runner, at: Callable[[int], Point]) -> bool:
     times = 1
     while True:
         ran = runner([Ask(at(times), replica) for replica in range(REPLICAS)])
-        if 2 * sum(one.short for one in ran) <= len(ran):
+        if not too_few(ran):
             break
         if times >= MOST_TIMES:
             return False
@@ -142,8 +142,8 @@ def rate(asked: Asked, plan: Plan) -> tuple[bool, str]:
     edge, value = None, best.value * 0.97
     while edge is None and value < best.value * 1.3:
         ran = runner([Ask(with_load(benches, one, value, times), replica) for replica in range(MANY)])
-        growing = 2 * sum(each.growing or each.short for each in ran) > len(ran)
-        if growing or _over(asked, ran):
+        growing = 2 * sum(each.growing for each in ran) > len(ran)
+        if growing or too_few(ran) or _over(asked, ran):
             edge = value
         value *= 1.01
     if edge is None:

@@ -6,6 +6,7 @@ A run of it that starts empty waits less on average, by the requests that came b
 """
 
 import csv
+import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -312,6 +313,26 @@ def test_a_window_may_be_as_short_as_a_request_is_served(takes_s: float, whole: 
     """Of 23 s, without a warm-up: the last of 24 requests comes then."""
     alike = [Request(i, float(i), 9, 1, 1, float(i), i + takes_s, i + takes_s) for i in range(24)]
     assert steady(served(alike), 0.0).whole == whole
+
+
+def test_a_window_says_how_long_and_how_full_it_is() -> None:
+    """One request each 0.1 s, served for 2 s, in the second half of the window for 2 s e^0.25, which fills in
+    its first 2.6 s of 89 s. A closed loop, and a whole run, say nothing."""
+    arrival_s = 0.1 * np.arange(2001)
+    for later, filling in ((2.0, 0.0), (2.0 * math.exp(0.25), 0.25)):
+        # Of 200 s the first 22 are the warm-up: 200 requests are answered then.
+        takes_s = np.where(arrival_s < 111.0, 2.0, later)
+        alike = [
+            Request(i, came_s, 9, 1, 1, came_s, came_s + each_s, came_s + each_s)
+            for i, (came_s, each_s) in enumerate(zip(arrival_s.tolist(), takes_s.tolist(), strict=True))
+        ]
+        window = steady(served(alike))
+        assert window.turnovers == pytest.approx(178.0 / ((2.0 + later) / 2.0), rel=1e-2)
+        assert window.filling == pytest.approx(filling, abs=1e-2)
+        looped = steady(served(alike), clients=20)
+        assert not looped.whole
+        assert (looped.turnovers, looped.filling) == (math.inf, 0.0)
+        assert (whole_run(served(alike)).turnovers, whole_run(served(alike)).filling) == (math.inf, 0.0)
 
 
 def test_every_gap_between_tokens_is_in_one_of_several_windows() -> None:

@@ -151,12 +151,6 @@ def load_of(workload: Workload, where: str) -> float:
     return arrivals.rates[0]
 
 
-def has_more(workload: Workload) -> bool:
-    """Whether a workload can have more requests: a trace has those that were recorded."""
-    every = (workload.arrivals, *(one.arrivals for one in workload.tenants))
-    return not any(isinstance(arrivals, TraceArrivals) for arrivals in every)
-
-
 def longer(workload: Workload, times: int) -> Workload:
     """Returns a workload with `times` as many requests, the last of which comes as many times as late where a
     scenario says when."""

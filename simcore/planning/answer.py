@@ -248,7 +248,8 @@ def _fails(judged: Judged, reason: str = "") -> str:
     if judged.holds:
         return "holds"
     if judged.short:
-        return f"is not known to hold: {judged.why}"
+        more = "" if judged.point.scenario.workload.traces else " (more workload.requests would say more)"
+        return f"is not known to hold: {judged.why}{more}"
     if judged.verdict == "fails":
         return f"would not do: {judged.why}{reason}"
     return f"is not sure to hold: {judged.why}{reason}{MORE if len(judged.runs) > 1 else ''}"

@@ -40,7 +40,7 @@ FREE = frozenset(
 )
 # Fields that no run depends on.
 IDLE = frozenset({"name", "replicas", "price_interval", "published"})
-FORMAT = 2
+FORMAT = 3
 
 
 class Devices(NamedTuple):

@@ -21,7 +21,6 @@ from simcore.planning.alternatives import (
     alternatives,
     at_load,
     fewest_servers,
-    has_more,
     load_of,
     with_field,
     with_load,
@@ -263,7 +262,7 @@ def _fewest(asked: Asked, benches: Benches, runner: Runner) -> PlanResult:
             return max(1, ceil(bound / unit(one) - 1e-9))
 
         # A trace is the load itself, not what stands for a rate.
-        most_times = MOST_TIMES if has_more(one.point.scenario.workload) else None
+        most_times = None if one.point.scenario.workload.traces else MOST_TIMES
         result = yield from fewest(at, between, asked.limits, asked.rule, enough, most_times=most_times)
         if result.number is not None:
             best[one.group] = min(best.get(one.group, float("inf")), result.number * unit(one))
@@ -380,7 +379,7 @@ def _highest(asked: Asked, benches: Benches, runner: Runner) -> PlanResult:
             asked.rule,
             tolerance=TOLERANCE,
             between=RATES,
-            most_times=MOST_TIMES if has_more(one.point.scenario.workload) else 1,
+            most_times=1 if one.point.scenario.workload.traces else MOST_TIMES,
         )
 
     # Rates are searched, so that alternatives which differ in nothing else of the load belong together.
@@ -440,7 +439,7 @@ def _raced(
             asked.limits,
             asked.rule,
             between=RATES,
-            most_times=MOST_TIMES if has_more(every[places[0]].point.scenario.workload) else 1,
+            most_times=1 if every[places[0]].point.scenario.workload.traces else MOST_TIMES,
         )
 
     raced: list[Raced] = drive([contest(places) for places in many], runner)
@@ -510,7 +509,7 @@ def _grid(asked: Asked, benches: Benches, runner: Runner) -> PlanResult:
     rates = {one.point.case.axes.rate_per_s for one in every}
 
     def search(one: Alternative) -> Search[Judged]:
-        more = has_more(one.point.scenario.workload)
+        more = not one.point.scenario.workload.traces
         if not more and len(rates) == 1:
             # A trace is the load itself, unless it is replayed at several speeds.
             return (yield from judge(one.point, asked.limits, asked.rule))

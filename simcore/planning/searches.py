@@ -100,7 +100,7 @@ def judge(
 
 
 # At most so many times as many requests as a scenario has, for a steady state.
-MOST_TIMES = 64
+MOST_TIMES = 1024
 
 
 def _never_either(found: Judged, times: int) -> bool:
@@ -162,7 +162,7 @@ def _judged(point: Point, runs: Sequence[Ran], limits: Sequence[Limit], rule: Ru
     if failing:
         return verdict("fails", verdicts, _says(runs, failing))
     # A server that is empty at first is faster than in steady state: what breaks a limit breaks it there too.
-    if steady and 2 * sum(run.short for run in runs) > len(runs):
+    if steady and too_few(runs):
         return verdict("fails", verdicts, TOO_FEW, short=True)
     if unsure or kept_up == "unsure":
         why = _says(runs, unsure, rule) if unsure else PERHAPS_OVERLOAD
@@ -184,6 +184,17 @@ def _kept_up(runs: Sequence[Ran], rule: Rule) -> Verdict:
     return most if by_chance <= (CHANCE if most == "holds" else rule.error_at(count)) else "unsure"
 
 
+def too_few(runs: Sequence[Ran]) -> bool:
+    """Whether a load that is kept up needs more requests to be judged: most runs are short, or more requests
+    are there in the second halves of their windows for sure, and by more than SLIGHT."""
+    if 2 * sum(run.short for run in runs) > len(runs):
+        return True
+    filling = [run.filling for run in runs]
+    if len(runs) < 2 or fmean(filling) <= SLIGHT:
+        return False
+    return fmean(filling) * sqrt(len(runs)) > quantile(BY_CHANCE, len(runs) - 1) * stdev(filling)
+
+
 def _by_tosses(least: int, count: int) -> float:
     """Returns the probability of so many heads or more in as many tosses of a coin.
 
@@ -201,11 +212,13 @@ def _hardly_keeps_up(found: Judged) -> bool:
 
 
 CHANCE = 0.05
+# A server that fills by less hardly changes a verdict; and how often one that does not fill may seem to.
+SLIGHT, BY_CHANCE = 0.02, 0.01
 OVERLOAD = "requests come faster than they are answered"
 # An upper end so many times the mean says no more than that few replicas vary widely.
 FAR = 100.0
 PERHAPS_OVERLOAD = "the queue grows in some replicas and not in others"
-TOO_FEW = "too few requests come for a steady state (more workload.requests would say more)"
+TOO_FEW = "too few requests come for a steady state"
 
 
 def _broken(runs: Sequence[Ran], limits: Sequence[Limit]) -> str:

@@ -30,6 +30,12 @@ used, since a number at one moment is random; two rises, since a queue that warm
 Of M/M/1 runs of 300 to 1,000 requests at load 0.8, at most one in a hundred counts as growing; of 1,000 at
 load 1.3, nearly all. Short runs in slight overload pass undetected. Requests in service do not count: a batch
 that grows, as in a burst, does not mean that the server cannot keep up.
+
+What tells whether figures still depend on the length of the run:
+    turnovers = length of the window / mean time in service
+    filling   = ln(mean number of requests there in its second half / in its first)
+In steady state filling is zero in the mean over runs. Percentiles of a window of few turnovers are too low,
+since requests that are served side by side are slow together.
 """
 
 import math
@@ -37,7 +43,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from simcore.studies.serving.served import Bools, Served
+from simcore.studies.serving.served import Bools, Floats, Served
 
 # Fewest requests of a window.
 FEWEST = 20
@@ -49,7 +55,8 @@ WARMUP_SHARE = 0.1
 class Window:
     """Part of a run, in seconds of its clock. `came`: which requests count, [requests]. `whole`: why the
     window is the whole run; empty if it is not. `growing`: see above. `unrated`: the window is the whole run
-    because there is no steady state, although requests come at a given rate: its rates would mislead."""
+    because there is no steady state, although requests come at a given rate: its rates would mislead.
+    `turnovers`, `filling`: see above; of a whole run and of a closed loop nothing is known of them."""
 
     begin_s: float
     end_s: float
@@ -57,6 +64,8 @@ class Window:
     whole: str = ""
     growing: bool = False
     unrated: bool = False
+    turnovers: float = math.inf
+    filling: float = 0.0
 
     @property
     def length_s(self) -> float:
@@ -124,19 +133,29 @@ def _between(served: Served, begin_s: float, end_s: float, few: str, *, unrated:
     if came.sum() < FEWEST:
         return whole_run(served, few, unrated=unrated)
     served_s = (served.finish_s - served.scheduled_s)[came & served.finished]
-    if len(served_s) and end_s - begin_s < served_s.mean():
+    mean_s, length_s = float(served_s.mean()) if len(served_s) else 0.0, end_s - begin_s
+    if length_s < mean_s:
         return whole_run(served, TOO_SHORT, unrated=unrated)
-    return Window(begin_s, end_s, came, growing=_grows(served, begin_s, end_s, int(came.sum())))
+    growing = _grows(served, begin_s, end_s, int(came.sum()))
+    if not unrated or mean_s == 0.0:
+        return Window(begin_s, end_s, came, growing=growing)
+    first, second = _means(served, served.finish_s, begin_s, end_s, 2)
+    filling = math.log(second / first) if min(first, second) > 0.0 else 0.0
+    return Window(begin_s, end_s, came, growing=growing, turnovers=length_s / mean_s, filling=filling)
+
+
+def _means(served: Served, until_s: Floats, begin_s: float, end_s: float, parts: int) -> list[float]:
+    """Returns how many requests, [requests], lie between their arrival and a time, in the mean over each of
+    equal parts of a window."""
+    stays, part_s = served.finished, (end_s - begin_s) / parts
+    arrival_s, until_s = served.arrival_s[stays], until_s[stays]
+    edges_s = [(begin_s + i * part_s, begin_s + (i + 1) * part_s) for i in range(parts)]
+    return [float((until_s.clip(*each_s) - arrival_s.clip(*each_s)).sum()) / part_s for each_s in edges_s]
 
 
 def _grows(served: Served, begin_s: float, end_s: float, came: int) -> bool:
     """Whether the queue grows; see the head of this file."""
-    stays, third_s = served.finished, (end_s - begin_s) / 3.0
-    arrival_s, begun_s = served.arrival_s[stays], served.scheduled_s[stays]
-    edges_s = [(begin_s + i * third_s, begin_s + (i + 1) * third_s) for i in range(3)]
-    first, second, third = (
-        float((begun_s.clip(*edge_s) - arrival_s.clip(*edge_s)).sum()) / third_s for edge_s in edges_s
-    )
+    first, second, third = _means(served, served.scheduled_s, begin_s, end_s, 3)
     # Rounding may give a negative sum if no request waits.
     chance = CHANCE * math.sqrt(max(0.0, first + third))
     return min(second - first, third - second) > max(GROWTH * came, chance)
