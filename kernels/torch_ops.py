@@ -23,7 +23,7 @@ from simcore.kernels.decoder.norm import norm as triton_norm
 from simcore.kernels.decoder.norm import reference_norm
 from simcore.kernels.decoder.rotary import reference_rotary_append
 from simcore.kernels.decoder.rotary import rotary_append as triton_rotary_append
-from simcore.kernels.decoder.speculative_attention import Speculation, reference_speculative_attention
+from simcore.kernels.decoder.speculative_attention import decide, reference_speculative_attention
 from simcore.kernels.decoder.speculative_attention import (
     speculative_attention as triton_speculative_attention,
 )
@@ -107,19 +107,18 @@ def speculative_attention(
 ) -> Five:
     """`simcore.kernels.decoder.speculative_attention`: exact, early [batch, q_heads, d], hits int32 [batch],
     norms fp32 [batch, 2], priority int32 [1]."""
-    run = triton_speculative_attention if has_kernel(q) else _reference_speculation
-    made = run(
-        q, k, v, lengths, sinks=sinks, window=window, threshold=threshold, scale=scale,
-        block_table=block_table, k_scale=k_scale, v_scale=v_scale,
-    )  # fmt: skip
-    return made.exact, made.early, made.hits, made.norms, made.priority
-
-
-def _reference_speculation(q: Tensor, *tensors: Tensor, **options: Any) -> Speculation:
-    """Returns the reference's results in the form that a launch leaves."""
-    exact, early, norms, hits = reference_speculative_attention(q, *tensors, **options)
-    arrived = torch.full_like(hits, q.shape[1])
-    return Speculation(exact, early, arrived, hits, norms.float(), 2 - 2 * hits.min(0, keepdim=True).values)
+    named: dict[str, Any] = {
+        "sinks": sinks, "window": window, "scale": scale,
+        "block_table": block_table, "k_scale": k_scale, "v_scale": v_scale,
+    }  # fmt: skip
+    if has_kernel(q):
+        made = triton_speculative_attention(q, k, v, lengths, **named)
+        found = decide(made, threshold)
+        return made.exact, made.early, found.hits, found.norms, found.priority
+    exact, early, norms, hits = reference_speculative_attention(
+        q, k, v, lengths, threshold=threshold, **named
+    )
+    return exact, early, hits, norms.float(), 2 - 2 * hits.min(0, keepdim=True).values
 
 
 @speculative_attention.register_fake

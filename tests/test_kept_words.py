@@ -189,12 +189,12 @@ def test_plain_calls_of_any_shape_follow_one_another() -> None:
     cases = [case_of(*shape, seed) for seed, shape in enumerate(BATCHES)]
     ends = make_case(
         Shape(kv_heads=8, group=4, head_dim=128), [4000, 1, 900], 9, capacity=8192, device=DEVICE,
-        sinks=4, window=640, threshold=0.1,
+        sinks=4, window=640,
     )  # fmt: skip
     for _ in range(3):
         for case in cases:
             check(decode_attention(*case.tensors), truth(case))
-        check_speculation(ends, 0.1, speculative_attention(*ends.tensors, sinks=4, window=640, threshold=0.1))
+        check_speculation(ends, 0.1, speculative_attention(*ends.tensors, sinks=4, window=640))
 
 
 @pytest.mark.gpu

@@ -19,16 +19,19 @@ from simcore.kernels.decoder.matmul import matmul, matmul_config
 from simcore.kernels.decoder.norm import norm
 from simcore.kernels.decoder.rotary import rotary_append
 from simcore.kernels.decoder.speculative_attention import (
+    Speculation,
+    decide,
     reference_speculative_attention,
     speculation,
     speculative_attention,
     speculative_workspace,
+    verdict,
 )
 from tests.thorough import first
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 CONFIG = DecodeConfig(block=16, splits=3, stages=2, warps=4, slices=1)
-ENDS = {"sinks": 3, "window": 5, "threshold": 0.1}
+ENDS = {"sinks": 3, "window": 5}
 LARGEST = 2**31 - 1
 
 
@@ -44,6 +47,7 @@ def tensors(batch: int = 2, heads: int = 4, kv_heads: int = 2, capacity: int = 4
 
 
 Q, K, V, LENGTHS = tensors()
+MADE = speculation(Q, 2, CONFIG)
 TABLE = torch.zeros(2, 3, dtype=torch.int32, device=DEVICE)
 
 
@@ -91,16 +95,32 @@ def test_decode_attention_refuses(words: str, arguments: tuple[Tensor, ...], opt
         ("workers have to be 1 to 3", {"workers": 4}),
         ("workers have to be 1 to 32", {"workers": 33, "config": replace(CONFIG, splits=40)}),
         ("0 or more", {"window": -1}),
-        ("0 or more", {"threshold": float("nan")}),
         ("of one element", {"window": LENGTHS}),
         ("another shape or layout", {"space": speculative_workspace(Q, 2, replace(CONFIG, splits=2))}),
-        ("exact has to be", {"into": speculation(Q[:1])}),
-        ("hits has to be", {"into": speculation(Q)._replace(hits=LENGTHS.long())}),
+        ("exact has to be", {"into": speculation(Q[:1], 2, CONFIG)}),
+        ("norms has to be", {"into": speculation(Q, 2, replace(CONFIG, splits=40, slices=2))}),
+        ("norms have to be contiguous", {"into": MADE._replace(norms=MADE.norms.repeat(1, 1, 2)[..., :2])}),
     ],
 )
 def test_speculative_attention_refuses(words: str, options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=words):
         speculative_attention(Q, K, V, LENGTHS, **ENDS | {"config": CONFIG} | options)
+
+
+@pytest.mark.parametrize(
+    ("words", "made", "options"),
+    [
+        ("0 or more", MADE, {"threshold": float("nan")}),
+        ("of one element", MADE, {"threshold": LENGTHS}),
+        ("threshold fp32", MADE, {"threshold": torch.ones(1, dtype=torch.float64)}),
+        ("norms has to be", MADE._replace(norms=MADE.norms.float()), {}),
+        ("hits has to be", MADE, {"into": verdict(2, Q.device)._replace(hits=LENGTHS.long())}),
+        ("priority has to be", MADE, {"into": verdict(2, Q.device)._replace(priority=LENGTHS)}),
+    ],
+)
+def test_a_verdict_refuses(words: str, made: Speculation, options: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=words):
+        decide(made, **{"threshold": 0.1} | options)
 
 
 @pytest.mark.parametrize(
@@ -151,10 +171,7 @@ def test_lengths_beyond_the_cache_and_below_none_are_cut() -> None:
     found = decode_attention(Q, K, V, beyond, config=CONFIG)
     torch.testing.assert_close(found, reference_decode_attention(Q, K, V, cut))
     below = [torch.tensor([n], dtype=torch.int32, device=DEVICE) for n in (-2, 9)]
-    threshold = torch.full((1,), 0.1, device=DEVICE)
-    made = speculative_attention(
-        Q, K, V, beyond, sinks=below[0], window=below[1], threshold=threshold, config=CONFIG
-    )
+    made = speculative_attention(Q, K, V, beyond, sinks=below[0], window=below[1], config=CONFIG)
     exact, early, *_ = reference_speculative_attention(Q, K, V, cut, sinks=0, window=9, threshold=0.1)
     torch.testing.assert_close(made.exact, exact)
     torch.testing.assert_close(made.early, early)

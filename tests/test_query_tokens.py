@@ -187,7 +187,7 @@ def test_query_tokens_that_do_not_fit_are_refused(words: str, change: dict[str, 
 
 def test_speculation_has_one_query_token() -> None:
     with pytest.raises(ValueError, match=r"q has to be .batch, q_heads, 16., nothing empty"):
-        speculative_attention(Q, K, K, LENGTHS, sinks=1, window=1, threshold=0.1)
+        speculative_attention(Q, K, K, LENGTHS, sinks=1, window=1)
 
 
 # -- on a GPU ----------------------------------------------------------------------------------------------

@@ -564,8 +564,8 @@ def test_layers_of_a_large_cache_speculate_by_their_layout() -> None:
 def speculating(b: Buffers) -> Attend:
     config = b.attention_layout
     space = speculative_workspace(b.q, 2, config)
-    into = speculation(b.q)
-    return partial(speculate, sinks=2, window=3, threshold=0.1, into=into, space=space, config=config)
+    into = speculation(b.q, 2, config)
+    return partial(speculate, sinks=2, window=3, into=into, space=space, config=config)
 
 
 # -- on a GPU --------------------------------------------------------------------------------------------
@@ -682,5 +682,5 @@ def llama(page: int) -> tuple[Buffers, list[tuple[LayerWeights, LayerCache]]]:
 def speculating_large(b: Buffers) -> Attend:
     config = b.attention_layout
     space = speculative_workspace(b.q, 8, config)
-    into = speculation(b.q)
-    return partial(speculate, sinks=64, window=64, threshold=0.1, into=into, space=space, config=config)
+    into = speculation(b.q, 8, config)
+    return partial(speculate, sinks=64, window=64, into=into, space=space, config=config)

@@ -19,18 +19,23 @@ from simcore.kernels.decoder.decode_attention import (
     Workspace,
     decode_attention,
     reference_decode_attention,
+    split_config_for,
     workspace,
 )
 from simcore.kernels.decoder.speculative_attention import (
     Speculation,
     SpeculativeWorkspace,
+    Verdict,
+    decide,
     receive,
     reference_speculative_attention,
     speculation,
     speculative_attention,
     speculative_workspace,
+    verdict,
 )
-from simcore.kernels.decoder.split_kv import ONE_BY_ONE
+from simcore.kernels.decoder.split_kv import EMPTY, ONE_BY_ONE
+from simcore.kernels.decoder.split_kv import cache as kept_cache
 from tests.attention_cases import (
     BARS,
     FP8,
@@ -119,7 +124,7 @@ def without(away: slice, device: str) -> None:
         check(decode_attention(q, k, v, lengths, lse=lse, config=config), expected)
         assert bool(lse[0].isneginf().all()) == (away == slice(0, 50))
         assert bool(lse[1].isfinite().all())
-    made = speculative_attention(q, k, v, lengths, sinks=4, window=4, threshold=0.1, config=laid_out(16, 3))
+    made = speculative_attention(q, k, v, lengths, sinks=4, window=4, config=laid_out(16, 3))
     check(made.exact, expected)
 
 
@@ -355,14 +360,29 @@ def on_device(device: str, **numbers: float) -> dict[str, Tensor]:
     }
 
 
-def nothing_yet(case: Case) -> Speculation:
+def nothing_yet(case: Case, config: DecodeConfig | None = None) -> Speculation:
     """Room for what speculation leaves, holding what it never leaves, but nobody arrived."""
-    into = speculation(case.tensors[0])
-    for x in (into.exact, into.early, into.norms):
+    q, scales = case.tensors[0], (case.options.get("k_scale"), case.options.get("v_scale"))
+    kv = kept_cache(*case.tensors, case.options.get("block_table"), scales)
+    into = speculation(q, kv.kv_heads, config or split_config_for(q, kv))
+    for x in (into.exact, into.early):
         x.fill_(math.nan)
-    into.hits.fill_(-7)
-    into.priority.fill_(-7)
     return into
+
+
+def undecided(made: Speculation) -> Verdict:
+    """Room for a verdict, holding what it never leaves."""
+    room = verdict(len(made.norms), made.norms.device)
+    for x, never in zip(room, (-7, math.nan, -7), strict=True):
+        x.fill_(never)
+    return room
+
+
+def decided(made: Speculation, threshold: float | Tensor) -> Verdict:
+    """The verdict on a launch, which takes the words that it left."""
+    found = decide(made, threshold, into=undecided(made))
+    assert bool((made.norms == EMPTY.value).all())
+    return found
 
 
 def ratios(early: Tensor, exact: Tensor) -> Tensor:
@@ -371,12 +391,16 @@ def ratios(early: Tensor, exact: Tensor) -> Tensor:
     return torch.where(size > 0, (early - exact).flatten(1).norm(dim=1) / size, 0.0)
 
 
-def check_speculation(case: Case, threshold: float, found: Speculation) -> tuple[int, int]:
-    """All that a launch left, against float64. Hits and misses, but for those as good as on the threshold."""
+def check_speculation(
+    case: Case, threshold: float, made: Speculation, found: Verdict | None = None
+) -> tuple[int, int]:
+    """All that a launch left and what is decided by it, against float64. Hits and misses, but for those as
+    good as on the threshold."""
+    found = found or decided(made, threshold)
     early, exact = truth(case), truth(case, everything=True)
-    bar = BARS[found.exact.dtype]
-    check(found.exact, exact)
-    check(found.early, early)
+    bar = BARS[made.exact.dtype]
+    check(made.exact, exact)
+    check(made.early, early)
     off, size = (x.flatten(1).norm(dim=1) for x in (early - exact, exact))
     assert bool((found.norms >= 0).all())
     roots = found.norms.double().sqrt()
@@ -415,19 +439,18 @@ def test_speculation_of_random_shapes(seed: int) -> None:
     ratio = ratios(truth(case), truth(case, everything=True)).clamp(0.01)
     threshold = float(ratio[int(rng.integers(batch))]) * (0.97, 1.03)[seed // 2 % 2]
     given = torch.tensor([threshold]) if seed % 3 else threshold
-    into = nothing_yet(case)._replace(exact=poisoned(case, spare=seed % 2 == 0))
+    into = nothing_yet(case, config)._replace(exact=poisoned(case, spare=seed % 2 == 0))
     for _ in range(2 if seed % 5 == 0 else 1):
         found = speculative_attention(
             *case.tensors,
             **case.options,
-            threshold=given,
             into=into,
             space=space,
             config=config,
             workers=workers,
         )
         assert found is into
-        check_speculation(case, threshold, found)
+        check_speculation(case, threshold, found, decided(found, given))
         check_received(case, found)
         assert as_new(space, ends_space_of(case, config))
     plain = {name: x for name, x in case.options.items() if name not in sizes}
@@ -449,9 +472,7 @@ def verdicts(shape: Shape, batch: int, launches: int, longest: int, config: Deco
             **on_device(DEVICE, sinks=int(rng.integers(0, 9)), window=int(rng.integers(4, longest // 3))),
         )
         threshold = float(rng.uniform(0.05, 0.25))
-        found = speculative_attention(
-            *case.tensors, **case.options, **on_device(DEVICE, threshold=threshold), config=config
-        )
+        found = speculative_attention(*case.tensors, **case.options, config=config)
         both += check_speculation(case, threshold, found)
     return int(both[0]), int(both[1])
 
@@ -481,21 +502,22 @@ def test_hits_are_told_from_misses() -> None:
 def test_one_miss_gives_the_wait_back_its_priority(threshold: float, priority: int) -> None:
     """Sequences that the ends cover hit at any threshold; the long one alone decides."""
     case = make_case(Shape(2, 2, 64), [20, 7, 61, 12], 3, capacity=64, device=DEVICE, sinks=4, window=16)
-    config = SMALL
-    found = speculative_attention(*case.tensors, **case.options, threshold=threshold, config=config)
+    found = decided(speculative_attention(*case.tensors, **case.options, config=SMALL), threshold)
     assert found.hits.tolist() == [1, 1, int(priority == 0), 1]
     assert found.priority.tolist() == [priority]
 
 
 def test_closed_gates_leave_speculation_and_its_receiver_as_they_were() -> None:
     case = make_case(PAGED, [5, 40], 1, capacity=96, device=DEVICE, sinks=2, window=9)
-    config, into = SMALL, nothing_yet(case)
+    config, into = SMALL, nothing_yet(case, SMALL)
     space = ends_space_of(case, config)
     gate = torch.zeros(1, dtype=torch.int32, device=DEVICE)
-    named = {"threshold": 0.1, "into": into, "space": space, "config": config, "gate": gate}
-    before = [x.clone() for x in (*into, *words(space))]
+    named = {"into": into, "space": space, "config": config, "gate": gate}
+    room = undecided(into)
+    before = [x.clone() for x in (*into, *room, *words(space))]
     speculative_attention(*case.tensors, **case.options, **named)
-    torch.testing.assert_close([*into, *words(space)], before, rtol=0, atol=0, equal_nan=True)
+    decide(into, 0.1, gate=gate, into=room)
+    torch.testing.assert_close([*into, *room, *words(space)], before, rtol=0, atol=0, equal_nan=True)
     speculative_attention(*case.tensors, **case.options, **(named | {"gate": None}))
     x = torch.full_like(into.early, math.nan).flatten(1)
     receive(into.early, into.arrived, x, gate=gate)
@@ -513,13 +535,12 @@ def test_closed_gates_leave_speculation_and_its_receiver_as_they_were() -> None:
     [
         {"sinks": torch.ones(1, dtype=torch.int64)},
         {"window": torch.ones(2, dtype=torch.int32)},
-        {"threshold": torch.ones(1, dtype=torch.float64)},
     ],
 )
 def test_numbers_on_the_device_have_their_formats(change: dict[str, Tensor]) -> None:
     case = make_case(PLAIN, [3], 1)
     with pytest.raises(ValueError, match="of one element"):
-        speculative_attention(*case.tensors, **({"sinks": 1, "window": 1, "threshold": 0.1} | change))
+        speculative_attention(*case.tensors, **({"sinks": 1, "window": 1} | change))
 
 
 def test_a_receiver_takes_rows_of_one_size() -> None:
@@ -626,12 +647,11 @@ def test_speculation_on_a_gpu(index: int, record_property: Callable[[str, object
         ends = on_device(DEVICE, sinks=int(rng.integers(0, 65)), window=int(rng.integers(0, 1025)))
         threshold = float(rng.uniform(0.05, 0.9))
         case = gpu_case(layout, index, drawing, **ends)
-        into = nothing_yet(case)
+        into = nothing_yet(case, config)
         for _ in range(2):
             speculative_attention(
                 *case.tensors,
                 **case.options,
-                **on_device(DEVICE, threshold=threshold),
                 into=into,
                 config=config,
                 workers=workers,
@@ -717,12 +737,14 @@ def test_a_captured_speculation_reads_its_numbers_when_it_runs() -> None:
     config = laid_out(64, 8, 2, stages=3)
     threshold = torch.full((1,), 0.1, device=DEVICE)
     gate = torch.ones(1, dtype=torch.int32, device=DEVICE)
-    into, space = nothing_yet(case), ends_space_of(case, config)
+    into, space = nothing_yet(case, config), ends_space_of(case, config)
+    room = undecided(into)
     x = torch.full_like(into.early, math.nan).flatten(1)
 
     def step() -> None:
-        named = {"threshold": threshold, "into": into, "space": space, "config": config, "gate": gate}
+        named = {"into": into, "space": space, "config": config, "gate": gate}
         speculative_attention(*case.tensors, **case.options, **named)
+        decide(into, threshold, gate=gate, into=room)
         receive(into.early, into.arrived, x, gate=gate)
 
     graph, priorities = captured(step), set()
@@ -734,10 +756,10 @@ def test_a_captured_speculation_reads_its_numbers_when_it_runs() -> None:
         for tensor in (*into[:2], x):
             tensor.fill_(math.nan)
         graph.replay()
-        check_speculation(case, float(threshold), into)
+        check_speculation(case, float(threshold), into, room)
         assert torch.equal(x, into.early.flatten(1))
         assert not into.arrived.any()
-        priorities.add(int(into.priority))
+        priorities.add(int(room.priority))
     assert priorities == {0, 2}
     x.fill_(math.nan)
     gate.zero_()
@@ -752,9 +774,9 @@ def test_two_streams_with_workspaces_of_their_own() -> None:
     first = make_case(REPLAYED, [4000, 1, 900, 8000], 3, capacity=8192, device=DEVICE)
     other = make_case(REPLAYED, [77, 8192, 5000, 16], 4, capacity=8192, device=DEVICE, sinks=4, window=640)
     outs = [poisoned(first) for _ in range(30)]
-    intos = [nothing_yet(other) for _ in range(30)]
+    intos = [nothing_yet(other, speculative) for _ in range(30)]
     spaces = space_of(first, config), ends_space_of(other, speculative)
-    numbers = on_device(DEVICE, sinks=4, window=640, threshold=0.1)
+    numbers = on_device(DEVICE, sinks=4, window=640)
     decode_attention(*first.tensors, out=outs[0], space=spaces[0], config=config)
     speculative_attention(*other.tensors, **numbers, into=intos[0], space=spaces[1], config=speculative)
     intos[0].arrived.zero_()
@@ -777,24 +799,28 @@ def test_two_streams_with_workspaces_of_their_own() -> None:
 
 @pytest.mark.gpu
 @needs_gpu
-def test_a_receiver_on_another_stream_gets_the_row() -> None:
-    """Whichever comes first; the receiver that comes first spins until the row is there."""
+def test_a_receiver_on_another_stream_gets_the_row_and_the_norms() -> None:
+    """Whichever comes first; the receiver that comes first spins until they are there."""
     ends = on_device(DEVICE, sinks=4, window=600)
     case = make_case(REPLAYED, [8192, 600, 5000, 1], 5, device=DEVICE, **ends)
-    config, into = laid_out(32, 16, 4, stages=3), nothing_yet(case)
-    space, threshold = ends_space_of(case, config), on_device(DEVICE, threshold=0.1)
+    config = laid_out(32, 16, 4, stages=3)
+    into, space = nothing_yet(case, config), ends_space_of(case, config)
+    room = undecided(into)
     x = torch.full_like(into.early, math.nan).flatten(1)
     sender, receiver = torch.cuda.Stream(), torch.cuda.Stream()
 
     def send() -> None:
         with torch.cuda.stream(sender):
-            speculative_attention(
-                *case.tensors, **case.options, **threshold, into=into, space=space, config=config
-            )
+            speculative_attention(*case.tensors, **case.options, into=into, space=space, config=config)
 
     def take() -> None:
         with torch.cuda.stream(receiver):
             receive(into.early, into.arrived, x)
+            decide(into, 0.1, into=room)
+
+    def rescue() -> None:
+        into.arrived.fill_(case.shape.q_heads)
+        into.norms.fill_(0)
 
     for attempt in range(20):
         case.tensors[0].copy_(torch.randn(into.early.shape, generator=torch.Generator().manual_seed(attempt)))
@@ -805,12 +831,10 @@ def test_a_receiver_on_another_stream_gets_the_row() -> None:
         first, then = (take, send) if attempt % 2 else (send, take)
         first()
         then()
-        assert finished(receiver, lambda: into.arrived.fill_(case.shape.q_heads)), (
-            "the receiver waits for ever"
-        )
+        assert finished(receiver, rescue), "the receiver waits for ever"
         torch.cuda.synchronize()
         check(x.view_as(into.early), truth(case))
-        check_speculation(case, 0.1, into)
+        check_speculation(case, 0.1, into, room)
         assert not into.arrived.any()
 
 

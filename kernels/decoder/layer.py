@@ -170,7 +170,6 @@ def speculate(
     *,
     sinks: int | Tensor,
     window: int | Tensor,
-    threshold: float | Tensor,
     into: Speculation,
     space: SpeculativeWorkspace,
     config: DecodeConfig,
@@ -180,7 +179,7 @@ def speculate(
     speculative_attention(
         b.q, cache.k, cache.v, b.lengths,
         block_table=b.block_table, k_scale=cache.k_scale, v_scale=cache.v_scale,
-        sinks=sinks, window=window, threshold=threshold, gate=gate,
+        sinks=sinks, window=window, gate=gate,
         into=into._replace(exact=b.heads), space=space, config=config,
     )  # fmt: skip
 

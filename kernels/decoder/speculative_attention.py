@@ -10,11 +10,13 @@ As in Algorithm 3, the first worker of a KV head (or the first few, for long end
 tokens and writes their result into a receive buffer, which may be in another card's memory. It counts the
 result in at the receiver, and goes on with its share of the rest, which is smaller by as much and is added to
 the early part. The result of the ends is kept for the programs that make the exact sum, so the norms need no
-second read of the data. The last program of a few sequences takes their norms and decides on hits; the last
-program of all sets the priority of Algorithm 2: 0 if all sequences hit, else 2. Sizes and threshold are read
-on the device. Parts and their sum: see `split_kv`.
+second read of the data. Each of these programs leaves its part of the norms as words: a verdict over all
+heads would be one more trip to memory at the end of the launch. Who needs it first sums them (`decide`), here
+or, if the words are in its memory, on another card: hits, and the priority of Algorithm 2, 0 if all sequences
+hit, else 2. Sizes and threshold are read on the device. Parts and their sum, and words: see `split_kv`.
 """
 
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -38,6 +40,7 @@ from simcore.kernels.decoder.decode_attention import (
 )
 from simcore.kernels.decoder.split_kv import (
     ONE_BY_ONE,
+    WARPS,
     block_added,
     cache,
     cache_of,
@@ -59,7 +62,7 @@ from simcore.kernels.decoder.split_kv import (
     write_part,
     write_words,
 )
-from simcore.kernels.gpu import launching
+from simcore.kernels.gpu import gpu_of, launching
 from simcore.kernels.kernel import Kernel, by_device
 from simcore.kernels.streams import shared
 from simcore.ops.op import Op
@@ -69,7 +72,7 @@ from simcore.ops.op import Op
 ROUNDS_ALONE = 3
 # The same if several workers wait for each other.
 ROUNDS_TOGETHER = 10
-# Norms of several sequences that one program takes at once.
+# Words of norms that a verdict takes at once.
 NORMS_AT_ONCE = 4096
 # A program of at least LONG_TOKENS tokens can wait for others at the ends, some 10 us, without ending last.
 # It then takes TOKENS_A_WORKER tokens of the ends.
@@ -82,13 +85,20 @@ class Speculation(NamedTuple):
     """The results of a launch.
 
     exact, early [batch, q_heads, d]; arrived int32 [batch]: the queries of a sequence whose early part has
-    arrived, zero before a launch, so the receiver sets it to zero again; hits int32 [batch]; norms fp32
-    [batch, 2]: ||early - exact||^2 and ||exact||^2; priority int32 [1]: 0 if all sequences hit, else 2.
+    arrived, zero before a launch, so the receiver sets it to zero again; norms int32 [batch, 2, parts]: words
+    whose sums as fp32 are ||early - exact||^2 and ||exact||^2, EMPTY before a launch and once taken.
     """
 
     exact: Tensor
     early: Tensor
     arrived: Tensor
+    norms: Tensor
+
+
+class Verdict(NamedTuple):
+    """hits int32 [batch]; norms fp32 [batch, 2]: ||early - exact||^2 and ||exact||^2; priority int32 [1]: 0
+    if all sequences hit, else 2."""
+
     hits: Tensor
     norms: Tensor
     priority: Tensor
@@ -96,27 +106,30 @@ class Speculation(NamedTuple):
 
 class SpeculativeWorkspace(NamedTuple):
     """As `Workspace`: for all parts; for the result of the ends [batch, q_heads, d]; for the parts of several
-    workers at the ends, shaped as for all parts with one slice; for the norms of each share [batch, 2,
-    kv_heads shares]; and for verdicts [batch]."""
+    workers at the ends, shaped as for all parts with one slice."""
 
     partials: Tensor
     logs: Tensor
     ends: Tensor
     worker_partials: Tensor
     worker_logs: Tensor
-    norms: Tensor
-    verdicts: Tensor
 
 
-def speculation(q: Tensor) -> Speculation:
-    """Makes room for the results of a launch with q [batch, q_heads, d]."""
-    batch = q.shape[0]
+def speculation(q: Tensor, kv_heads: int, config: DecodeConfig) -> Speculation:
+    """Makes room for the results of launches with q [batch, q_heads, d] and this layout."""
+    arrived = torch.zeros(len(q), dtype=torch.int32, device=q.device)
+    norms = empty(q, *_norms_shape(q, kv_heads, config))
+    return Speculation(torch.empty_like(q), torch.empty_like(q), arrived, norms)
 
-    def zeros(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
-        return torch.zeros(shape, dtype=dtype, device=q.device)
 
-    norms = zeros(batch, 2, dtype=torch.float32)
-    return Speculation(torch.empty_like(q), torch.empty_like(q), zeros(batch), zeros(batch), norms, zeros(1))
+def _norms_shape(q: Tensor, kv_heads: int, config: DecodeConfig) -> tuple[int, ...]:
+    return len(q), 2, kv_heads * shares_of(q, kv_heads, config).count
+
+
+def verdict(batch: int, device: torch.device) -> Verdict:
+    """Makes room for the verdict on so many sequences."""
+    hits, priority = (torch.zeros(count, dtype=torch.int32, device=device) for count in (batch, 1))
+    return Verdict(hits, torch.zeros(batch, 2, dtype=torch.float32, device=device), priority)
 
 
 def speculative_workspace(q: Tensor, kv_heads: int, config: DecodeConfig) -> SpeculativeWorkspace:
@@ -129,26 +142,26 @@ def _shapes(q: Tensor, kv_heads: int, config: DecodeConfig) -> list[tuple[int, .
     shared = shares_of(q, kv_heads, config)
     parts = shapes(q, kv_heads, config.splits, shared.slices)
     workers = shapes(q, kv_heads, config.splits, 1)
-    batch, heads, d = q.shape
-    return [*parts, (batch, heads, d), *workers, (batch, 2, kv_heads * shared.count), (batch,)]
+    return [*parts, tuple(q.shape), *workers]
 
 
-def _check_room(into: Speculation, q: Tensor) -> None:
-    batch = len(q)
+def _check_room(into: Speculation, q: Tensor, norms: tuple[int, ...]) -> None:
     check_like("exact", into.exact, q.shape, q.dtype)
     check_like("early", into.early, q.shape, q.dtype)
-    check_like("arrived", into.arrived, (batch,), torch.int32)
-    check_like("hits", into.hits, (batch,), torch.int32)
-    check_like("priority", into.priority, (1,), torch.int32)
-    check_like("norms", into.norms, (batch, 2), torch.float32)
-    if not into.norms.is_contiguous():
+    check_like("arrived", into.arrived, (len(q),), torch.int32)
+    check_like("norms", into.norms, norms, torch.int32)
+    _check_contiguous(into.norms)
+
+
+def _check_contiguous(norms: Tensor) -> None:
+    if not norms.is_contiguous():
         raise ValueError("norms have to be contiguous")
 
 
-def _decided_together(batch: int, slots: int, warps: int) -> tuple[int, int]:
-    """Returns how many sequences one program decides on, and the tile's words for each: all their norms, two
-    a slot, are taken at once."""
-    words = int(triton.next_power_of_2(2 * slots))
+def _decided_together(batch: int, parts: int, warps: int) -> tuple[int, int]:
+    """Returns on how many sequences is decided at once, and the tile's words for each: all their norms, two a
+    part, are taken at once."""
+    words = int(triton.next_power_of_2(2 * parts))
     together = max(1, min(NORMS_AT_ONCE // words, int(triton.next_power_of_2(batch))))
     return together, max(words, tile(1, together, warps))
 
@@ -184,7 +197,6 @@ def speculative_attention(
     *,
     sinks: int | Tensor,
     window: int | Tensor,
-    threshold: float | Tensor,
     scale: float | None = None,
     block_table: Tensor | None = None,
     k_scale: Tensor | None = None,
@@ -195,12 +207,13 @@ def speculative_attention(
     config: DecodeConfig | None = None,
     workers: int | None = None,
 ) -> Speculation:
-    """Attends as `decode_attention`, with an early result of the first `sinks` and last `window` tokens.
+    """Attends as `decode_attention`, with an early result of the first `sinks` and last `window` tokens, and
+    leaves what `decide` decides by.
 
-    sinks, window, threshold: numbers, or int32, int32 and fp32 tensors of one element, read on the device
-    whenever the launch runs. `workers`: programs of a KV head that begin with the ends; by default from
-    `early_workers` if sinks and window are numbers, else 1. `into.early` and `into.arrived` may be in another
-    card's memory. Raises ValueError for tensors that do not fit together.
+    sinks, window: numbers, or int32 tensors of one element, read on the device whenever the launch runs.
+    `workers`: programs of a KV head that begin with the ends; by default from `early_workers` if sinks and
+    window are numbers, else 1. `into.early`, `into.arrived` and `into.norms` may be in another card's memory.
+    Raises ValueError for tensors that do not fit together.
     """
     kv = cache(q, k, v, lengths, block_table, (k_scale, v_scale))
     check_gate(gate)
@@ -216,9 +229,8 @@ def speculative_attention(
         raise ValueError(
             f"workers have to be 1 to {most_workers}, at most one a split and {MOST_WORKERS}, not {workers}"
         )
-    batch = q.shape[0]
-    into = into or speculation(q)
-    _check_room(into, q)
+    into = into or speculation(q, kv.kv_heads, config)
+    _check_room(into, q, _norms_shape(q, kv.kv_heads, config))
     wanted = _shapes(q, kv.kv_heads, config)
     space = space or SpeculativeWorkspace(*kept_space(q, wanted))
     check_space(space, wanted)
@@ -226,28 +238,54 @@ def speculative_attention(
         q, kv, splits=config.splits, slices=config.slices, warps=config.warps, sharers=config.sharers
     )
     group = q.shape[1] // kv.kv_heads
-    slots = space.norms.shape[2]
-    together, norms = _decided_together(batch, slots, config.warps)
-    _speculative_attention_kernel[(config.splits, kv.kv_heads, batch)](
+    _speculative_attention_kernel[(config.splits, kv.kv_heads, len(q))](
         q, k, v, lengths, block_table, k_scale, v_scale, gate, *into, *space,
         (q.shape[-1] ** -0.5 if scale is None else scale) * LOG2E,
-        _on_device(sinks, torch.int32, q), _on_device(window, torch.int32, q),
-        _on_device(threshold, torch.float32, q), kv.capacity,
+        _on_device(sinks, torch.int32, q.device), _on_device(window, torch.int32, q.device), kv.capacity,
         *q.stride()[:2], *into.exact.stride()[:2], *into.early.stride()[:2], *kv.strides(),
         BLOCK=config.block, STAGES=stages(config.stages, kv),
         WORKERS=workers, ROUNDS=ROUNDS_ALONE if workers == 1 else ROUNDS_TOGETHER,
         GIVERS=1 if ONE_BY_ONE else min(workers, group, config.sharers),
         WORKER_PARTS=tile(workers, constants["DIM"], config.warps),
         SCALED=k_scale is not None, GATED=gate is not None,
-        KV_HEADS=kv.kv_heads, BATCH=batch,
-        NORMS=norms, TOGETHER=together, VERDICTS=tile(triton.cdiv(batch, together), 1, config.warps),
+        KV_HEADS=kv.kv_heads,
         **constants,
         **launched(config.warps, config.chained),
     )  # fmt: skip
     return into
 
 
-def _on_device(value: float | Tensor, dtype: torch.dtype, q: Tensor) -> Tensor:
+@launching
+def decide(
+    made: Speculation,
+    threshold: float | Tensor,
+    *,
+    gate: Tensor | None = None,
+    into: Verdict | None = None,
+) -> Verdict:
+    """Takes the norms that a launch left, waiting for those that are still to come from another card, and
+    decides on hits: all in one program, in a fixed order. `threshold`: a number, or an fp32 tensor of one
+    element, read on the device. `gate`: that of the launch; with one of 0 nothing is taken. Raises ValueError
+    for tensors that do not fit together."""
+    check_gate(gate)
+    (batch, _, parts), device = made.norms.shape, made.norms.device
+    check_like("norms", made.norms, (batch, 2, parts), torch.int32)
+    _check_contiguous(made.norms)
+    into = into or verdict(batch, device)
+    check_like("hits", into.hits, (batch,), torch.int32)
+    check_like("priority", into.priority, (1,), torch.int32)
+    check_like("norms", into.norms, (batch, 2), torch.float32)
+    _check_contiguous(into.norms)
+    together, words = _decided_together(batch, parts, WARPS)
+    _decide_kernel[(1,)](
+        made.norms, gate, *into, _on_device(threshold, torch.float32, device), batch,
+        PARTS=parts, WORDS=words, TOGETHER=together, GATED=gate is not None,
+        **launched(WARPS, gpu_of(made.norms).chained),
+    )  # fmt: skip
+    return into
+
+
+def _on_device(value: float | Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Returns a number as a tensor of one element; filled on the device, so that a launch with numbers can be
     captured."""
     if not isinstance(value, Tensor):
@@ -255,7 +293,7 @@ def _on_device(value: float | Tensor, dtype: torch.dtype, q: Tensor) -> Tensor:
             raise ValueError(f"sinks, window and threshold have to be 0 or more, not {value}")
         least = min(value, torch.iinfo(torch.int32).max)
         return shared(
-            ("number", q.device, dtype, least), lambda: torch.full((1,), least, dtype=dtype, device=q.device)
+            ("number", device, dtype, least), lambda: torch.full((1,), least, dtype=dtype, device=device)
         )
     if value.dtype != dtype or value.numel() != 1:
         raise ValueError(
@@ -265,50 +303,48 @@ def _on_device(value: float | Tensor, dtype: torch.dtype, q: Tensor) -> Tensor:
 
 
 @triton.jit
-def _verdict(
-    norms_words_ptr, verdicts_ptr, hits_ptr, norms_ptr, priority_ptr, threshold, group,
-    SLOTS: tl.constexpr, NORMS: tl.constexpr, TOGETHER: tl.constexpr, BATCH: tl.constexpr,
-    VERDICTS: tl.constexpr,
+def _decide_kernel(
+    words_ptr, gate_ptr, hits_ptr, norms_ptr, priority_ptr, threshold_ptr, batch,
+    PARTS: tl.constexpr, WORDS: tl.constexpr, TOGETHER: tl.constexpr, GATED: tl.constexpr,
+    CHAINED: tl.constexpr,
 ):  # fmt: skip
-    """Decides about a group of TOGETHER sequences once all their norms are there; the last, about all."""
-    sequence, slot = group * TOGETHER + tl.arange(0, TOGETHER), tl.arange(0, NORMS)[None, :]
-    inside = sequence < BATCH
-    squares = take(
-        norms_words_ptr + sequence[:, None] * (2 * SLOTS) + slot, inside[:, None] & (slot < 2 * SLOTS)
-    )
-    first = slot < SLOTS
-    others = tl.where(first | (slot >= 2 * SLOTS), 0.0, squares)
-    off, size = tl.reduce((tl.where(first, squares, 0.0), others), 1, two_added)
-    # Equal results are a hit at any threshold: a sequence without tokens must not count as a miss.
-    hit = ((off < threshold * threshold * size) | (off == 0)).to(tl.int32)
-    tl.store(norms_ptr + 2 * sequence, off, mask=inside)
-    tl.store(norms_ptr + 2 * sequence + 1, size, mask=inside)
-    tl.store(hits_ptr + sequence, hit, mask=inside)
-    all_hit = tl.min(tl.where(inside, hit, 1), 0)
-    if BATCH > TOGETHER:
-        tl.store(verdicts_ptr + group, all_hit)
-        if group == tl.cdiv(BATCH, TOGETHER) - 1:
-            other = tl.arange(0, VERDICTS)
-            there = other < tl.cdiv(BATCH, TOGETHER)
-            hits = take(verdicts_ptr + other, there).to(tl.int32, bitcast=True)
-            tl.store(priority_ptr, 2 - 2 * tl.min(tl.where(there, hits, 1), 0))
-    else:
-        tl.store(priority_ptr, 2 - 2 * all_hit)
+    """One program: TOGETHER sequences at a time."""
+    if CHAINED:
+        gdc_wait()
+        gdc_launch_dependents()
+    if GATED and tl.load(gate_ptr) == 0:
+        return
+    threshold = tl.load(threshold_ptr)
+    word, all_hit = tl.arange(0, WORDS)[None, :], 1
+    for group in range(0, tl.cdiv(batch, TOGETHER)):
+        sequence = group * TOGETHER + tl.arange(0, TOGETHER)
+        inside = sequence < batch
+        places_ptr = words_ptr + sequence.to(tl.int64)[:, None] * (2 * PARTS) + word
+        squares = take(places_ptr, inside[:, None] & (word < 2 * PARTS))
+        first = word < PARTS
+        others = tl.where(first | (word >= 2 * PARTS), 0.0, squares)
+        off, size = tl.reduce((tl.where(first, squares, 0.0), others), 1, two_added)
+        # Equal results are a hit at any threshold: a sequence without tokens must not count as a miss.
+        hit = ((off < threshold * threshold * size) | (off == 0)).to(tl.int32)
+        tl.store(norms_ptr + 2 * sequence, off, mask=inside)
+        tl.store(norms_ptr + 2 * sequence + 1, size, mask=inside)
+        tl.store(hits_ptr + sequence, hit, mask=inside)
+        all_hit = tl.minimum(all_hit, tl.min(tl.where(inside, hit, 1), 0))
+    tl.store(priority_ptr, 2 - 2 * all_hit)
 
 
 @triton.jit
 def _speculative_attention_kernel(
     q_ptr, k_ptr, v_ptr, lengths_ptr, table_ptr, k_scale_ptr, v_scale_ptr, gate_ptr,
-    exact_ptr, early_ptr, arrived_ptr, hits_ptr, norms_ptr, priority_ptr,
-    partials_ptr, logs_ptr, ends_ptr, worker_partials_ptr, worker_logs_ptr, norms_words_ptr, verdicts_ptr,
-    scale, sinks_ptr, window_ptr, threshold_ptr, capacity,
+    exact_ptr, early_ptr, arrived_ptr, norms_ptr,
+    partials_ptr, logs_ptr, ends_ptr, worker_partials_ptr, worker_logs_ptr,
+    scale, sinks_ptr, window_ptr, capacity,
     stride_q_sequence, stride_q_head, stride_exact_sequence, stride_exact_head, stride_early_sequence,
     stride_early_head,
     stride_k_outer, stride_k_head, stride_v_outer, stride_v_head, stride_table,
     BLOCK: tl.constexpr, STAGES: tl.constexpr, SCALED: tl.constexpr, GATED: tl.constexpr,
     CHAINED: tl.constexpr,
-    KV_HEADS: tl.constexpr, BATCH: tl.constexpr, NORMS: tl.constexpr, TOGETHER: tl.constexpr,
-    VERDICTS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
     WORKERS: tl.constexpr, ROUNDS: tl.constexpr, GIVERS: tl.constexpr,
     WORKER_PARTS: tl.constexpr,
     GROUP: tl.constexpr, ROWS: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr, SPLITS: tl.constexpr,
@@ -327,8 +363,6 @@ def _speculative_attention_kernel(
     sinks = tl.maximum(tl.minimum(tl.load(sinks_ptr), length), 0)
     early = sinks + tl.maximum(tl.minimum(tl.load(window_ptr), length - sinks), 0)
     rest = length - early
-    # Loaded here, so that the verdict need not wait for it.
-    threshold = tl.load(threshold_ptr)
     q_base = q_ptr + sequence.to(tl.int64) * stride_q_sequence + head * GROUP * stride_q_head
     q = load_queries(q_base, None, stride_q_head, GROUP, 1, ROWS, HEAD_DIM, DIM)
     k_base, v_base = cache_of(
@@ -409,22 +443,15 @@ def _speculative_attention_kernel(
             )  # fmt: skip
             miss = speculated - exact
             off, size = tl.reduce((miss * miss, exact * exact), 0, two_added)
-            slot = norms_words_ptr + (sequence * 2 * KV_HEADS + head) * SHARES + share
-            tl.store(slot, off.to(tl.int32, bitcast=True))
-            tl.store(slot + KV_HEADS * SHARES, size.to(tl.int32, bitcast=True))
+            word_ptr = norms_ptr + (sequence * 2 * KV_HEADS + head) * SHARES + share
+            tl.store(word_ptr, off.to(tl.int32, bitcast=True))
+            tl.store(word_ptr + KV_HEADS * SHARES, size.to(tl.int32, bitcast=True))
             queries, columns = places(query, first_column, QUERIES, COLUMNS)
             tl.store(
                 exact_base + queries * stride_exact_head + columns,
                 exact.to(exact_ptr.dtype.element_ty),
                 mask=(queries < GROUP) & (columns < HEAD_DIM),
             )
-        last = (sequence % TOGETHER == TOGETHER - 1) | (sequence == BATCH - 1)
-        if last & (split == SPLITS - 1) & (head == KV_HEADS - 1):
-            _verdict(
-                norms_words_ptr, verdicts_ptr, hits_ptr, norms_ptr, priority_ptr, threshold,
-                sequence // TOGETHER,
-                KV_HEADS * SHARES, NORMS, TOGETHER, BATCH, VERDICTS,
-            )  # fmt: skip
 
 
 @triton.jit
@@ -535,17 +562,19 @@ def reference_speculative_attention(
 
 
 def _run(op: Op, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    # The op does not decide on hits: it passes the norms on.
-    chunk, into = op["chunk"], shared(("speculation", q.device, q.shape, q.dtype), lambda: speculation(q))
-    lengths = whole_lengths(op, q)
-    made = speculative_attention(q, k, v, lengths, sinks=chunk, window=chunk, threshold=0.0, into=into)
-    return made.exact, made.early, made.norms.T
+    # The op does not decide on hits: it passes the parts of norms on.
+    chunk, lengths = op["chunk"], whole_lengths(op, q)
+    config = split_config_for(q, cache(q, k, v, lengths, None, (None, None)))
+    room = partial(speculation, q, k.shape[1], config)
+    into = shared(("speculation", q.device, q.shape, q.dtype, k.shape[1], config), room)
+    made = speculative_attention(q, k, v, lengths, sinks=chunk, window=chunk, into=into, config=config)
+    return made.exact, made.early, made.norms.view(torch.float32).transpose(0, 1)
 
 
 def _reference(op: Op, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Attends from q [batch, q_heads, d] over k, v [batch, kv_heads, context, d], first over the first and
-    last `chunk` tokens: exact and speculated [batch, q_heads, d], and the squared norms [2, batch] of their
-    difference and of the exact result, over this rank's heads.
+    last `chunk` tokens: exact and speculated [batch, q_heads, d], and the squared norms [2, batch, parts] of
+    their difference and of the exact result, over this rank's heads: here in one part.
 
         out = sigmoid(lse_1 - lse_2) out_1 + sigmoid(lse_2 - lse_1) out_2    over two disjoint sets of tokens
     """
@@ -560,7 +589,7 @@ def _reference(op: Op, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor,
         rest, rest_lse = attend(q[:, None], k[:, :, between], v[:, :, between])
         share = torch.sigmoid(lse - rest_lse)[..., None]
         exact = share * speculated + (1.0 - share) * rest
-    norms = torch.stack((speculated - exact, exact)).square().sum((-1, -2, -3))
+    norms = torch.stack((speculated - exact, exact)).square().sum((-1, -2, -3))[..., None]
     return exact[:, 0].to(q.dtype), speculated[:, 0].to(q.dtype), norms
 
 

@@ -197,13 +197,13 @@ def speculating(of: SpeculativeCase, sets: Sequence[Inputs]) -> Speculating:
     case, q = of.case, sets[0].q
     config = split_config_for(q, _cache_of(sets[0]))
     workers = early_workers(2 * of.ends, case.context, config)
-    into, space = speculation(q), speculative_workspace(q, case.kv_heads, config)
+    room = q, case.kv_heads, config
+    into, space = speculation(*room), speculative_workspace(*room)
     # On the device, as in a captured step; numbers would add a kernel each.
     ends = torch.full((1,), of.ends, dtype=torch.int32, device="cuda")
     keywords: dict[str, Any] = {
         "sinks": ends,
         "window": ends,
-        "threshold": torch.full((1,), THRESHOLD, dtype=torch.float32, device="cuda"),
         "into": into,
         "space": space,
         "config": config,

@@ -426,7 +426,7 @@ class DecoderState(State):
         self._note_error()
 
     def _note_error(self) -> None:
-        difference, exact = self._norms
+        difference, exact = self._norms.sum(-1)
         self.errors[self._token, self.body.layer] = float((difference / exact).max().sqrt())
 
     def hits(self, token: int, layer: int, threshold: float) -> bool:
