@@ -10,7 +10,7 @@ import torch
 
 from simcore.kernels.decoder import fastest_product
 from simcore.kernels.decoder.fastest_product import TIMES, ours_is_faster
-from simcore.kernels.decoder.matmul import MOST_ROWS, is_of_cublas
+from simcore.kernels.decoder.matmul import MOST_ROWS, is_of_cublas, product
 
 HEAD = "k,n,order,rows,ours_s,cublas_s"
 
@@ -72,3 +72,9 @@ def test_many_rows_are_cublas_s_and_few_ours_without_a_card() -> None:
     weight = torch.empty(4096, 4096, dtype=torch.bfloat16)
     assert not is_of_cublas(MOST_ROWS, weight)
     assert is_of_cublas(MOST_ROWS + 1, weight)
+
+
+def test_nothing_is_added_to_a_product_of_fp8_weights() -> None:
+    x, weight = torch.ones(2, 16), torch.ones(16, 16).to(torch.float8_e4m3fn)
+    with pytest.raises(ValueError, match="nothing is added"):
+        product(x, weight, add=torch.ones(2, 16))

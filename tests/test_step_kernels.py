@@ -16,6 +16,7 @@ from torch import Tensor
 
 from simcore.kernels.decoder.activation import activation, reference_activation
 from simcore.kernels.decoder.cache import kv_append, move, reference_kv_append
+from simcore.kernels.decoder.decode_attention import split_config_for
 from simcore.kernels.decoder.layer import (
     Attend,
     Buffers,
@@ -31,10 +32,12 @@ from simcore.kernels.decoder.layer import (
     step,
 )
 from simcore.kernels.decoder.matmul import (
+    MOST_ROWS,
     MatmulConfig,
     config_for,
     matmul,
     matmul_config,
+    product,
     reference_matmul,
     workspace,
 )
@@ -47,11 +50,8 @@ from simcore.kernels.decoder.rotary import (
     rotary,
     rotary_append,
 )
-from simcore.kernels.decoder.speculative_attention import (
-    speculation,
-    speculative_workspace,
-)
-from simcore.kernels.decoder.split_kv import EMPTY, ONE_BY_ONE
+from simcore.kernels.decoder.speculative_attention import speculation
+from simcore.kernels.decoder.split_kv import ONE_BY_ONE, Cache
 from simcore.kernels.decoder.token import note, reference_note
 from simcore.kernels.table import TABLE
 from simcore.ops import op as ops
@@ -489,7 +489,7 @@ def small_decoder(
         cache = LayerCache(drawn(dtype, *size, seed=90 + layer), drawn(dtype, *size, seed=190 + layer))
         made.append((layer_weights(dtype, 48, heads, 40, 10 * layer), cache))
     b = layer_buffers(*made[0], ints(5, 11), q_heads=4, block_table=table)
-    for x in (b.normed, b.qkv, b.q, b.heads, b.gate_up, b.inner, b.products.partials):
+    for x in (b.normed, b.qkv, b.q, b.heads, b.gate_up, b.inner):
         x.fill_(math.nan)
     b.x.copy_(drawn(dtype, 2, 48, seed=3))
     return b, made
@@ -522,8 +522,6 @@ def test_a_layer(dtype: torch.dtype, page: int) -> None:
     near(b.x, x, 3)
     near(cache.k, cached.k)
     near(cache.v, cached.v)
-    assert not b.products.counters.any()
-    assert all((words == EMPTY.value).all() for words in b.attention)
 
 
 def test_attention_has_a_gate_of_its_own() -> None:
@@ -549,23 +547,14 @@ def test_steps_count_tokens() -> None:
 def test_a_layer_that_speculates_goes_on_exactly() -> None:
     b, layers = small_decoder(torch.float32)
     x, _ = truth_of(b, layers, b.lengths)
-    layer_step(b, *layers[0], attend=speculating(b))
+    layer_step(b, *layers[0], attend=speculating(b, layers[0][1], 2))
     near(b.x, x, 3)
 
 
-def test_layers_of_a_large_cache_speculate_by_their_layout() -> None:
-    """Decode attention by itself would cut so many long sequences by their lengths."""
-    _, ((weights, cache),) = small_decoder(torch.float32)
-    one = cache.k.new_zeros(1).expand(40, 2, 30_000, 16)
-    b = layer_buffers(weights, LayerCache(one, one), ints(*range(1, 41)), q_heads=4)
-    assert len(speculative_workspace(b.q, 2, b.attention_layout).partials) == 80
-
-
-def speculating(b: Buffers) -> Attend:
-    config = b.attention_layout
-    space = speculative_workspace(b.q, 2, config)
-    into = speculation(b.q, 2, config)
-    return partial(speculate, sinks=2, window=3, into=into, space=space, config=config)
+def speculating(b: Buffers, cache: LayerCache, ends: int) -> Attend:
+    kv = Cache(cache.k, cache.v, b.block_table, cache.k_scale, cache.v_scale)
+    into = speculation(b.q, kv.kv_heads, split_config_for(b.q, kv))
+    return partial(speculate, sinks=ends, window=ends, into=into)
 
 
 # -- on a GPU --------------------------------------------------------------------------------------------
@@ -634,7 +623,7 @@ class TestGPU:
     def test_a_captured_step_reads_lengths_and_gate_whenever_it_runs(self, kind: str, page: int) -> None:
         b, layers = llama(page)
         gate = flag(1)
-        how = attend if kind == "exact" else speculating_large(b)
+        how = attend if kind == "exact" else speculating(b, layers[0][1], 64)
         graph = capture(lambda: step(b, layers, gate=gate, attend=how), [b.x, b.lengths])
         for lengths, skipped in (([5, 100], False), ([900, 1], False), ([7, 40], True), ([511, 512], False)):
             b.lengths.copy_(ints(*lengths))
@@ -652,7 +641,21 @@ class TestGPU:
             near(b.x, x, 4)
             for (_, cache), truth in zip(layers, caches, strict=True):
                 near(cache.k, truth.k, 4)
-            assert not b.products.counters.any()
+
+    @pytest.mark.parametrize("m", [1, 17, 64, 100])
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+    def test_products_add_before_they_round(self, m: int, dtype: torch.dtype) -> None:
+        """By ours and by cuBLAS, also in place; with a gate by ours."""
+        for n, k in ((6144, 4096), (1000, 776)):
+            x, weight, add = drawn(dtype, m, k), drawn(dtype, k, n, seed=5), drawn(dtype, m, n, seed=9)
+            truth = x.double() @ weight.double() + add.double()
+            near(product(x, weight, add=add), truth)
+            near(product(x, weight, add=add, out=poisoned(dtype, m, n)), truth)
+            into = add.clone()
+            assert product(x, weight, add=into, out=into) is into
+            near(into, truth)
+            if m <= MOST_ROWS:
+                near(product(x, weight, add=add, gate=flag(1)), truth)
 
     def test_an_op_in_a_graph_has_a_workspace_of_its_own(self) -> None:
         op = ops.matmul("m", m=1, n=4096, k=4096, dtype="bf16")
@@ -677,10 +680,3 @@ def llama(page: int) -> tuple[Buffers, list[tuple[LayerWeights, LayerCache]]]:
     b = layer_buffers(*made[0], ints(5, 11), q_heads=32, block_table=table)
     b.x.copy_(drawn(dtype, 2, 4096, seed=3))
     return b, made
-
-
-def speculating_large(b: Buffers) -> Attend:
-    config = b.attention_layout
-    space = speculative_workspace(b.q, 8, config)
-    into = speculation(b.q, 8, config)
-    return partial(speculate, sinks=64, window=64, into=into, space=space, config=config)

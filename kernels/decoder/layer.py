@@ -8,7 +8,7 @@ Nine launches a layer, without the host: the device reads the lengths and the ga
 (ALSpec's skipped computation, Cai et al. 2025, section 4.3). Products add the residuals before they round.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,23 +16,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from simcore.kernels.decoder import matmul as products
-from simcore.kernels.decoder import split_kv
 from simcore.kernels.decoder.activation import activation, reference_activation
-from simcore.kernels.decoder.decode_attention import (
-    DecodeConfig,
-    decode_attention,
-    split_config_for,
-    workspace,
-)
-from simcore.kernels.decoder.matmul import MatmulConfig, matmul, reference_matmul
+from simcore.kernels.decoder.decode_attention import decode_attention
+from simcore.kernels.decoder.matmul import product, reference_matmul
 from simcore.kernels.decoder.norm import norm, reference_norm
 from simcore.kernels.decoder.rotary import angles, reference_rotary_append, rotary_append
-from simcore.kernels.decoder.speculative_attention import (
-    Speculation,
-    SpeculativeWorkspace,
-    speculative_attention,
-)
+from simcore.kernels.decoder.speculative_attention import Speculation, speculative_attention
+from simcore.kernels.decoder.split_kv import Cache
 from simcore.kernels.gpu import launching
 
 
@@ -69,8 +59,7 @@ class Buffers:
 
     x [batch, hidden]: the residual stream, before a step the token's embedding, after it the head's input;
     lengths int32 [batch]; block_table int32 [batch, blocks] of a paged cache; cos, sin [positions, d // 2].
-    Tensors between two launches: normed as x, qkv, q and heads [batch, q_heads, d], gate_up, inner. Layouts
-    of the products by name, and the workspaces of products and of attention.
+    Tensors between two launches: normed as x, qkv, q and heads [batch, q_heads, d], gate_up, inner.
     """
 
     x: Tensor
@@ -84,10 +73,6 @@ class Buffers:
     heads: Tensor
     gate_up: Tensor
     inner: Tensor
-    layouts: Mapping[str, MatmulConfig]
-    products: products.Workspace
-    attention_layout: DecodeConfig
-    attention: split_kv.Workspace
 
 
 # Computes b.heads from b.q and a layer's cache.
@@ -105,19 +90,14 @@ def layer_buffers(
     """Makes buffers for layers of these sizes; lengths int32 [batch] is used as it is, not copied."""
     batch, (hidden, qkv), d = len(lengths), weights.qkv.shape, cache.k.shape[-1]
     wide, width = weights.gate_up.shape[1], weights.down.shape[0]
-    kv = split_kv.Cache(cache.k, cache.v, block_table, cache.k_scale, cache.v_scale)
+    kv = Cache(cache.k, cache.v, block_table, cache.k_scale, cache.v_scale)
     device = weights.qkv.device
 
     def room(*size: int) -> Tensor:
         return torch.empty(*size, dtype=weights.qkv.dtype, device=device)
 
-    matrices = {name: getattr(weights, name) for name in ("qkv", "o", "gate_up", "down")}
-    layouts = {name: products.config_for(batch, weight) for name, weight in matrices.items()}
-    launches = [(batch, weight.shape[1], layouts[name]) for name, weight in matrices.items()]
     q = room(batch, q_heads, d)
     cos, sin = angles(torch.arange(kv.capacity, device=device), d, torch.float32)
-    # Speculation takes no other.
-    layout = split_config_for(q, kv)
     return Buffers(
         x=room(batch, hidden),
         lengths=lengths,
@@ -130,10 +110,6 @@ def layer_buffers(
         heads=torch.empty_like(q),
         gate_up=room(batch, wide),
         inner=room(batch, width),
-        layouts=layouts,
-        products=products.workspace(launches, device),
-        attention_layout=layout,
-        attention=workspace(q, kv.kv_heads, layout),
     )
 
 
@@ -160,7 +136,7 @@ def attend(b: Buffers, cache: LayerCache, *, gate: Tensor | None = None) -> None
     decode_attention(
         b.q, cache.k, cache.v, b.lengths,
         block_table=b.block_table, k_scale=cache.k_scale, v_scale=cache.v_scale,
-        gate=gate, out=b.heads, space=b.attention, config=b.attention_layout,
+        gate=gate, out=b.heads,
     )  # fmt: skip
 
 
@@ -171,8 +147,6 @@ def speculate(
     sinks: int | Tensor,
     window: int | Tensor,
     into: Speculation,
-    space: SpeculativeWorkspace,
-    config: DecodeConfig,
     gate: Tensor | None = None,
 ) -> None:
     """Runs speculative attention: the exact result goes into b.heads, all other results into `into`."""
@@ -180,7 +154,7 @@ def speculate(
         b.q, cache.k, cache.v, b.lengths,
         block_table=b.block_table, k_scale=cache.k_scale, v_scale=cache.v_scale,
         sinks=sinks, window=window, gate=gate,
-        into=into._replace(exact=b.heads), space=space, config=config,
+        into=into._replace(exact=b.heads),
     )  # fmt: skip
 
 
@@ -195,25 +169,21 @@ def layer_step(
     """Runs a layer for one token of each sequence, counted in lengths[b]: x to x, its k, v into the cache.
 
     With a `gate` (int32 [1]) of 0 all launches are skipped except attention, which follows the gate of
-    `attend`.
+    `attend`; then products are this project's, else by whichever is faster (`product`). Raises ValueError for
+    a gate and more sequences than such a product has rows.
     """
-
-    def multiply(name: str, x: Tensor, out: Tensor, add: Tensor | None = None) -> None:
-        weight: Tensor = getattr(weights, name)
-        matmul(x, weight, add=add, out=out, gate=gate, space=b.products, config=b.layouts[name])
-
     norm(b.x, weights.attn_norm, gate=gate, out=b.normed)
-    multiply("qkv", b.normed, b.qkv)
+    product(b.normed, weights.qkv, out=b.qkv, gate=gate)
     rotary_append(
         b.qkv, b.cos, b.sin, b.lengths, cache.k, cache.v, q_heads=b.q.shape[1], block_table=b.block_table,
         k_scale=cache.k_scale, v_scale=cache.v_scale, gate=gate, out=b.q,
     )  # fmt: skip
     attend(b, cache)
-    multiply("o", b.heads.flatten(1), b.x, add=b.x)
+    product(b.heads.flatten(1), weights.o, add=b.x, out=b.x, gate=gate)
     norm(b.x, weights.mlp_norm, gate=gate, out=b.normed)
-    multiply("gate_up", b.normed, b.gate_up)
+    product(b.normed, weights.gate_up, out=b.gate_up, gate=gate)
     activation(*b.gate_up.chunk(2, 1), gate=gate, out=b.inner)
-    multiply("down", b.inner, b.x, add=b.x)
+    product(b.inner, weights.down, add=b.x, out=b.x, gate=gate)
 
 
 def step(

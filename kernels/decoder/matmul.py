@@ -273,16 +273,26 @@ def _check(x: Tensor, weight: Tensor, add: Tensor | None, out: Tensor | None) ->
 # -- the op ----------------------------------------------------------------------------------------------
 
 
-def product(x: Tensor, weight: Tensor, *, out: Tensor | None = None, gate: Tensor | None = None) -> Tensor:
-    """Returns x [m, k] times weight [k, n]: for few rows by `matmul` where that is faster (`fastest_product`)
-    or has a `gate` (int32 [1]) to read; by cuBLAS else, and for fp8 weights (x is rounded to fp8 too; the
-    product is bf16). Writes to `out` [m, n] if given. Raises ValueError for a gate with more rows or fp8."""
+def product(
+    x: Tensor,
+    weight: Tensor,
+    *,
+    add: Tensor | None = None,
+    out: Tensor | None = None,
+    gate: Tensor | None = None,
+) -> Tensor:
+    """Returns x [m, k] times weight [k, n], plus `add` [m, n] before rounding: for few rows by `matmul` where
+    that is faster (`fastest_product`) or has a `gate` (int32 [1]) to read; by cuBLAS else, and for fp8
+    weights (x is rounded to fp8 too; the product is bf16, and nothing is added). Writes to `out` [m, n] if
+    given, which may be `add`. Raises ValueError for a gate with more rows or fp8, and for fp8 with `add`."""
     m, n = x.shape[0], weight.shape[1]
     fp8 = weight.dtype == torch.float8_e4m3fn
     if gate is not None and (fp8 or m > MOST_ROWS):
         raise ValueError(
             f"no product {m} x {n} of {weight.dtype} reads a gate: only of {MOST_ROWS} rows, not fp8"
         )
+    if fp8 and add is not None:
+        raise ValueError("nothing is added to a product of fp8 weights")
     if fp8:
         one = shared(("one", x.device), lambda: torch.ones((), device=x.device))
         rounded = padded(x).to(weight.dtype)
@@ -290,12 +300,12 @@ def product(x: Tensor, weight: Tensor, *, out: Tensor | None = None, gate: Tenso
         return y[:m] if out is None else out.copy_(y[:m])
     if m <= MOST_ROWS:
         # cuBLAS would give another size to `out`.
-        _check(x, weight, None, out)
+        _check(x, weight, add, out)
     if gate is None and is_of_cublas(m, weight):
         # The memory behind `out` may belong to another tensor.
-        rows = padded(x) if out is None else x
-        return torch.mm(rows.to(weight.dtype), weight, out=out)[:m]
-    return matmul(x, weight, out=out, gate=gate)
+        rows = (padded(x) if out is None and add is None else x).to(weight.dtype)
+        return torch.mm(rows, weight, out=out)[:m] if add is None else torch.addmm(add, rows, weight, out=out)
+    return matmul(x, weight, add=add, out=out, gate=gate)
 
 
 def is_of_cublas(m: int, weight: Tensor) -> bool:

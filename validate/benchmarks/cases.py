@@ -369,6 +369,50 @@ LAYER = Layer(1, 8192, 4096, 32, 8, 128, 14336)
 LAYER_ERROR_BAR = 2e-2
 
 
+@dataclass(frozen=True, slots=True)
+class DecodeStep:
+    """One token of each of several sequences: embedding, all layers, head and choice of the next token."""
+
+    layer: Layer
+    layers: int = 32
+    vocab: int = 128_256
+    op: ClassVar[str] = "decode_step"
+
+    @property
+    def columns(self) -> dict[str, object]:
+        """Returns its shape, as in tables."""
+        return {**self.layer.columns, "layers": self.layers, "vocab": self.vocab}
+
+    @property
+    def hbm_bytes(self) -> int:
+        """All matrices and caches once, bf16."""
+        return self.layers * self.layer.hbm_bytes + 2 * self.layer.hidden * self.vocab
+
+    def __str__(self) -> str:
+        return f"{self.layer.batch} x {self.layer.context}"
+
+
+def decode_step(batch: int, context: int) -> DecodeStep:
+    """Returns a step of Llama 3.1 8B."""
+    return DecodeStep(replace(LAYER, batch=batch, context=context))
+
+
+DECODE_STEPS = (decode_step(1, 1024), decode_step(17, 21_000))
+# Most bytes of matrices and caches of a drawn step.
+MOST_STEP_BYTES = 80 << 30
+
+
+def drawn_steps(seed: int, count: int) -> tuple[DecodeStep, ...]:
+    """Draws steps of 1 to 128 sequences of 200 to 100,000 tokens, each log-uniform."""
+    random, found = Random(f"steps {seed}"), list[DecodeStep]()
+    while len(found) < count:
+        batch = round(math.exp(random.uniform(0.0, math.log(128))))
+        one = decode_step(batch, round(math.exp(random.uniform(math.log(200), math.log(100_000)))))
+        if one.hbm_bytes <= MOST_STEP_BYTES:
+            found.append(one)
+    return tuple(found)
+
+
 def rotation(set_bytes: int, l2_bytes: int) -> int:
     """Returns the number of sets of buffers with which no set is in the L2 cache at its next turn.
 
@@ -673,6 +717,32 @@ SPECULATIVE_GOALS = (
 PRODUCT_GOALS = (
     Goal("never below 0.97 of cuBLAS", lambda one: one.ratio, lambda one: True, ".3f", least=0.97),
 )
+
+
+# The rate at which the bars of decode steps read weights and caches.
+STEP_BYTES_PER_S = 4.42e12
+
+
+def over_floor(one: Compared) -> float | None:
+    """Returns our time over that of reading weights and caches once."""
+    seconds, moved = one.ours.median_s, one.ours.hbm_bytes
+    return None if seconds is None or not moved else seconds * STEP_BYTES_PER_S / moved
+
+
+DECODE_STEP_GOALS = tuple(
+    Goal(f"{of} in at most {most} times the floor", over_floor, called(str(of)), ".3f", most=most)
+    for of, most in zip(DECODE_STEPS, (1.22, 1.15), strict=True)
+)
+
+
+def drawn_step_bars(found: Sequence[Compared]) -> list[Bar]:
+    """Returns the bar of drawn steps: 1.2 times the floor in the median."""
+    known = [over_floor(one) for one in found]
+    right = [value for value in known if value is not None]
+    median = statistics.median(right) if right and len(right) == len(known) else None
+    return [
+        bar("at most 1.2 times the floor in the median", {f"{len(known)} steps": median}, ".3f", most=1.2)
+    ]
 
 
 def anchor_bars(found: Sequence[Compared]) -> list[Bar]:

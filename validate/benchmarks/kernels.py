@@ -7,11 +7,13 @@ ragged       sequences of different lengths, also split alike
 drawn        --count shapes of equal lengths, drawn by --seed, also split alike; has to be asked for
 drawn_ragged half as many of unequal lengths; has to be asked for
 drawn_products --count products of decoders' layers, 1 to 512 rows; has to be asked for
+drawn_steps  --count decode steps of Llama 3.1 8B, 1 to 128 sequences; has to be asked for
 variants     ours alone: fp16, fp8 cache, pages, sinks and window, other head dimensions
 speculative  attention with an early output from its first and last tokens, against plain decode attention,
              and when a kernel that waits for the early output sees it
 projections  few rows times the matrices of Llama 3.1 8B, against cuBLAS
 layer        a decoder layer executed, and skipped by its gate
+decode_steps a whole step of Llama 3.1 8B, beside the time in which weights and caches are read once
 tiles        square tiles of long convolutions, sides 1 to 16384, beside torch's ways, fp32
 baselines    one position of the lazy and the eager strategy, beside torch's ways, fp32
 linear_attention   causal linear attention with decay over sequences, beside flash-linear-attention, bf16
@@ -84,6 +86,13 @@ def _drawn(seed: int, count: int) -> tuple[Part, ...]:
             file=f"drawn_products_{seed}",
             tabled=True,
         ),
+        Benchmark(
+            "drawn_steps",
+            cases.drawn_steps(seed, count),
+            steps.decode_step_case,
+            file=f"drawn_steps_{seed}",
+            bars=cases.drawn_step_bars,
+        ),
     )
 
 
@@ -98,6 +107,7 @@ PARTS: Sequence[Part] = (
     ),
     Benchmark("projections", cases.PROJECTIONS, steps.projection_case, cases.PRODUCT_GOALS, tabled=True),
     Other("layer", steps.layer),
+    Benchmark("decode_steps", cases.DECODE_STEPS, steps.decode_step_case, cases.DECODE_STEP_GOALS),
     Benchmark("tiles", convolution.TILES, convolution.tile_case, convolution.TILE_GOALS, CONVOLUTION),
     Benchmark("baselines", convolution.LINES, convolution.line_case, convolution.LINE_GOALS, CONVOLUTION),
     Benchmark(

@@ -1,7 +1,10 @@
-"""Benchmarks of the rest of a decode step: projections against cuBLAS, and a whole layer."""
+"""Benchmarks of the rest of a decode step: projections against cuBLAS, a whole layer, and a whole step.
+
+A step's layers have matrices and caches of their own, so all of it comes from memory.
+"""
 
 from collections.abc import Iterator
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 
 import torch
@@ -12,12 +15,14 @@ from simcore.kernels.decoder.layer import (
     Buffers,
     LayerCache,
     LayerWeights,
+    advance,
     attend,
     layer_buffers,
     layer_step,
     reference_layer_step,
 )
 from simcore.kernels.decoder.matmul import config_for, is_of_cublas, product
+from simcore.kernels.decoder.norm import norm
 from simcore.validate.benchmarks import cases
 from simcore.validate.benchmarks.cases import OURS, OWN, Bar, Compared
 from simcore.validate.benchmarks.peers import Candidate
@@ -29,6 +34,8 @@ from simcore.validate.benchmarks.run import (
     Trial,
     Way,
     compare,
+    free,
+    nan_last,
     relative_error,
     say,
 )
@@ -91,15 +98,7 @@ def layer_parts(of: cases.Layer) -> tuple[Buffers, LayerWeights, LayerCache]:
 def layer_error(of: cases.Layer, gate: Tensor) -> tuple[float, bool]:
     """Returns the error of an executed layer, and whether a skipped one left everything unchanged."""
     buffers, weights, cache = layer_parts(of)
-    doubled = LayerWeights(*(getattr(weights, each.name).double() for each in fields(weights)))
-    truth = reference_layer_step(
-        buffers.x.double(),
-        doubled,
-        LayerCache(cache.k.double(), cache.v.double()),
-        buffers.lengths,
-        q_heads=of.q_heads,
-        attention=reference_decode_attention,
-    )
+    truth = layer_truth(of, buffers, weights, cache)
     before = [x.clone() for x in (buffers.x, cache.k, cache.v)]
     buffers.heads.fill_(float("nan"))
     for value in (0, 1):
@@ -108,6 +107,19 @@ def layer_error(of: cases.Layer, gate: Tensor) -> tuple[float, bool]:
         if value == 0:
             same = all(torch.equal(x, y) for x, y in zip((buffers.x, cache.k, cache.v), before, strict=True))
     return relative_error(buffers.x, truth), same
+
+
+def layer_truth(of: cases.Layer, buffers: Buffers, weights: LayerWeights, cache: LayerCache) -> Tensor:
+    """Returns x after a layer, in float64."""
+    doubled = LayerWeights(*(getattr(weights, each.name).double() for each in fields(weights)))
+    return reference_layer_step(
+        buffers.x.double(),
+        doubled,
+        LayerCache(cache.k.double(), cache.v.double()),
+        buffers.lengths,
+        q_heads=of.q_heads,
+        attention=reference_decode_attention,
+    )
 
 
 def layer(bench: Bench) -> list[Bar]:
@@ -120,7 +132,7 @@ def layer(bench: Bench) -> list[Bar]:
     row = replace(
         cases.row_of(of, "", OWN, cases.LAYER_ERROR_BAR),
         error=error if same else float("nan"),
-        config="; ".join(f"{name}: {layout}" for name, layout in parts[0].layouts.items()),
+        config="; ".join(f"{name}: {config_for(of.batch, weight)}" for name, weight in matrices(parts[1])),
     )
     executed_row = replace(row, implementation=f"{OURS}, executed")
     skipped_row = replace(row, implementation=f"{OURS}, skipped", hbm_bytes=0)
@@ -141,3 +153,87 @@ def layer(bench: Bench) -> list[Bar]:
         floor = f"floor {1e6 * bench.floor_s(of):.1f}"
         say(f"{row.implementation}: {cases.cell(row)} us, {floor}, {row.note or row.error}")
     return cases.layer_bars(rows[0].times, rows[1].times)
+
+
+def matrices(weights: LayerWeights) -> list[tuple[str, Tensor]]:
+    """Returns a layer's matrices by name."""
+    return [(name, getattr(weights, name)) for name in ("qkv", "o", "gate_up", "down")]
+
+
+# -- a whole step ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Whole:
+    """A model with its caches, and what a step reads and writes: token int64 [batch] chooses the next x of
+    table [vocab, hidden]; head [hidden, vocab]; logits [batch, vocab]."""
+
+    buffers: Buffers
+    layers: list[tuple[LayerWeights, LayerCache]]
+    gain: Tensor
+    head: Tensor
+    table: Tensor
+    logits: Tensor
+    token: Tensor
+    # Counted on in place of lengths, so that each step has as many tokens.
+    counted: Tensor
+
+    def step(self) -> Tensor:
+        """Runs one token of each sequence; returns logits."""
+        b = self.buffers
+        torch.index_select(self.table, 0, self.token, out=b.x)
+        advance(self.counted)
+        for weights, cache in self.layers:
+            layer_step(b, weights, cache)
+        norm(b.x, self.gain, out=b.normed)
+        product(b.normed, self.head, out=self.logits)
+        torch.argmax(self.logits, -1, out=self.token)
+        return self.logits
+
+
+def whole_model(of: cases.DecodeStep) -> Whole:
+    """Returns a model of random matrices and caches, each layer's its own."""
+    parts = [layer_parts(of.layer) for _ in range(of.layers)]
+    buffers = parts[0][0]
+    generator = torch.Generator(device="cuda").manual_seed(SEED)
+    head, table = (
+        torch.randn(size, generator=generator, device="cuda", dtype=torch.bfloat16)
+        for size in ((of.layer.hidden, of.vocab), (of.vocab, of.layer.hidden))
+    )
+    token = torch.arange(of.layer.batch, device="cuda")
+    return Whole(
+        buffers,
+        [(weights, cache) for _, weights, cache in parts],
+        parts[0][1].attn_norm,
+        head.mul_(of.layer.hidden**-0.5),
+        table,
+        torch.empty(of.layer.batch, of.vocab, device="cuda", dtype=torch.bfloat16),
+        token,
+        torch.zeros_like(buffers.lengths),
+    )
+
+
+def first_layer_error(of: cases.Layer) -> float:
+    """Returns the error of one layer as the step runs it."""
+    buffers, weights, cache = layer_parts(of)
+    truth = layer_truth(of, buffers, weights, cache)
+    for x in (buffers.normed, buffers.qkv, buffers.q, buffers.heads, buffers.gate_up, buffers.inner):
+        x.fill_(float("nan"))
+    layer_step(buffers, weights, cache)
+    return relative_error(buffers.x, truth)
+
+
+def decode_step_case(of: cases.DecodeStep, bench: Bench) -> Compared:
+    """Measures a step, after a check of a layer of this shape, and of the head by what the graph left."""
+    error = first_layer_error(of.layer)
+    free()
+    model = whole_model(of)
+    model.logits.fill_(float("nan"))
+    graph = capture([model.step])
+    after_head = model.buffers.normed.double() @ model.head.double()
+    error = max(error, relative_error(model.logits, after_head), key=nan_last)
+    row = replace(cases.row_of(of, OURS, OWN, cases.LAYER_ERROR_BAR), error=error)
+    found = [replayed(graph, 1, quick=bench.quick) for _ in range(ROUNDS)]
+    row = cases.timed(row, cases.times(found), cases.cold(1, of.hbm_bytes))
+    bench.judge(row)
+    return Compared(str(of), row, (), bench.floor_s(of))
