@@ -8,9 +8,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 from torch.nn import functional
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from simcore.kernels.decoder.split_kv import launched
 from simcore.kernels.decoder.tensors import random_tensor
-from simcore.kernels.gpu import launching
+from simcore.kernels.gpu import gpu_of, launching
 from simcore.kernels.kernel import Kernel, by_device
 from simcore.ops.op import Op
 
@@ -26,9 +28,12 @@ def reference_activation(x: Tensor, up: Tensor | None = None) -> Tensor:
 @triton.jit
 def _activation_kernel(
     x_ptr, up_ptr, out_ptr, gate_ptr, x_stride, up_stride, out_stride, width,
-    HAS_UP: tl.constexpr, GATED: tl.constexpr, BLOCK: tl.constexpr,
+    HAS_UP: tl.constexpr, GATED: tl.constexpr, BLOCK: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
     """A piece of a row: program (row, piece)."""
+    if CHAINED:
+        gdc_launch_dependents()
+        gdc_wait()
     if GATED and tl.load(gate_ptr) == 0:
         return
     row = tl.program_id(0).to(tl.int64)
@@ -58,7 +63,8 @@ def activation(
         raise ValueError(f"activation takes rows of {width} contiguous elements")
     _activation_kernel[(tokens, triton.cdiv(width, BLOCK))](
         x, up, out, gate, x.stride(0), 0 if up is None else up.stride(0), out.stride(0), width,
-        HAS_UP=up is not None, GATED=gate is not None, BLOCK=BLOCK, num_warps=4,
+        HAS_UP=up is not None, GATED=gate is not None, BLOCK=BLOCK,
+        **launched(4, gpu_of(x).chained),
     )  # fmt: skip
     return out
 

@@ -20,10 +20,12 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from simcore.devices.interpolation import padded_rows
 from simcore.kernels.decoder.checks import check_gate, check_like, kind
 from simcore.kernels.decoder.fastest_product import ours_is_faster
+from simcore.kernels.decoder.split_kv import launched
 from simcore.kernels.decoder.tensors import random_tensor
 from simcore.kernels.gpu import PROCESSORS, SHARED_BYTES, gpu_of, launching
 from simcore.kernels.kernel import Kernel, by_device
@@ -39,6 +41,9 @@ LINE_BYTES = 256
 # Blocks of W that a program reads at least: with fewer, one more part to sum would not pay off.
 LEAST_BLOCKS = 4
 MOST_STAGES = 8
+# Blocks of W that a program asks for before its launch may begin, into the L2 cache: all programs together a
+# third of it. Bytes of a cache line.
+ASKED_FOR, CACHE_LINE = tl.constexpr(4), 128
 # Numbers of the parts that a thread holds at once during their sum.
 SUMMED_AT_ONCE = 128
 
@@ -154,21 +159,41 @@ def reference_matmul(x: Tensor, weight: Tensor, *, add: Tensor | None = None) ->
 
 
 @triton.jit
+def _ask_for(at):
+    """Brings the cache lines at addresses into the L2 cache; nobody waits for them."""
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.b32 $0, 0;", "=r,l", [at], dtype=tl.int32, is_pure=False, pack=1
+    )
+
+
+@triton.jit
 def _matmul_kernel(
     x_ptr, w_ptr, add_ptr, out_ptr, partial_ptr, counter_ptr, gate_ptr,
     m, n, k, x_row, x_column, w_row, w_column, add_row, out_row,
-    ADD: tl.constexpr, GATED: tl.constexpr, WHOLE: tl.constexpr,
+    ADD: tl.constexpr, GATED: tl.constexpr, CHAINED: tl.constexpr, WHOLE: tl.constexpr,
+    LINE_DEPTH: tl.constexpr, LINE_COLUMNS: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
     SPLITS: tl.constexpr, AT_ONCE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """One part of k for one tile of columns: program (tile, part). WHOLE: k is whole blocks."""
-    if GATED and tl.load(gate_ptr) == 0:
-        return
+    """One part of k for one tile of columns: program (tile, part). WHOLE: k is whole blocks; LINE_DEPTH and
+    LINE_COLUMNS: numbers of a cache line along k and along columns, one of them 1."""
     tile = tl.program_id(0)
     split = tl.program_id(1)
     blocks = tl.cdiv(k, DEPTH)
     first = split * blocks // SPLITS
     last = (split + 1) * blocks // SPLITS
+    if CHAINED:
+        gdc_launch_dependents()
+        # Matrices change between launches of other streams at most: what comes first of W is asked for while
+        # the launch before this one ends.
+        line = tile * COLUMNS + tl.arange(0, COLUMNS // LINE_COLUMNS) * LINE_COLUMNS
+        along = first * DEPTH + tl.arange(0, DEPTH // LINE_DEPTH) * LINE_DEPTH
+        for block in range(0, ASKED_FOR):
+            deep = tl.minimum(along + block * DEPTH, k - 1)[:, None].to(tl.int64)
+            _ask_for(w_ptr + deep * w_row + tl.minimum(line, n - 1)[None, :].to(tl.int64) * w_column)
+        gdc_wait()
+    if GATED and tl.load(gate_ptr) == 0:
+        return
 
     row = tl.arange(0, ROWS)
     column = tile * COLUMNS + tl.arange(0, COLUMNS)
@@ -245,7 +270,8 @@ def matmul(
         least = _needed(m, n, config)
         if partials.numel() < least[0] or counters.numel() < least[1]:
             raise ValueError(f"the workspace is too small for {m} x {n} in {config.splits} parts")
-    held = config.rows * config.columns // (32 * config.warps)
+    held, line = config.rows * config.columns // (32 * config.warps), CACHE_LINE // weight.element_size()
+    by_columns = is_by_columns(weight)
     _matmul_kernel[(tiles, config.splits)](
         x, weight, add, out, partials, counters, gate,
         m, n, k, *x.stride(), *weight.stride(), 0 if add is None else add.stride(0), out.stride(0),
@@ -253,7 +279,9 @@ def matmul(
         ROWS=config.rows, COLUMNS=config.columns, DEPTH=config.depth,
         SPLITS=config.splits, AT_ONCE=min(config.splits, max(1, SUMMED_AT_ONCE // max(1, held))),
         PRECISION="tf32x3" if weight.dtype == torch.float32 else "ieee",
-        num_warps=config.warps, num_stages=config.stages,
+        LINE_DEPTH=min(line, config.depth) if by_columns else 1,
+        LINE_COLUMNS=1 if by_columns else min(line, config.columns),
+        num_stages=config.stages, **launched(config.warps, gpu_of(weight).chained),
     )  # fmt: skip
     return out
 

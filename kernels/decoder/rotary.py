@@ -11,11 +11,13 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from simcore.kernels.decoder.checks import check_gate, check_like, kind
 from simcore.kernels.decoder.split_kv import cache as check_cache
+from simcore.kernels.decoder.split_kv import launched
 from simcore.kernels.decoder.tensors import random_tensor, wide
-from simcore.kernels.gpu import launching
+from simcore.kernels.gpu import gpu_of, launching
 from simcore.kernels.kernel import Kernel, by_device, dtype_of
 from simcore.ops.op import Op
 
@@ -197,12 +199,15 @@ def _rotary_append_kernel(
     gate_ptr, kv_heads, capacity, positions,
     qkv_stride, table_stride, cos_stride, sin_stride, q_stride,
     k_outer, k_head, k_token, v_outer, v_head, v_token,
-    GATED: tl.constexpr, PAGE: tl.constexpr, SCALED: tl.constexpr, FP8: tl.constexpr,
+    CHAINED: tl.constexpr, GATED: tl.constexpr, PAGE: tl.constexpr, SCALED: tl.constexpr, FP8: tl.constexpr,
     GROUP: tl.constexpr, GROUP_PADDED: tl.constexpr,
     D: tl.constexpr, DIM: tl.constexpr, PAIRS: tl.constexpr,
 ):  # fmt: skip
     """One KV head of one sequence with its query heads: program (sequence, KV head). PAGE: tokens of a block,
     0 without a block table."""
+    if CHAINED:
+        gdc_launch_dependents()
+        gdc_wait()
     if GATED and tl.load(gate_ptr) == 0:
         return
     HALF: tl.constexpr = D // 2
@@ -302,7 +307,8 @@ def rotary_append(
         GATED=gate is not None, PAGE=page, SCALED=k_scale is not None,
         FP8=k_cache.dtype == torch.float8_e4m3fn,
         GROUP=group, GROUP_PADDED=triton.next_power_of_2(group),
-        D=d, DIM=triton.next_power_of_2(d), PAIRS=triton.next_power_of_2(max(1, d // 2)), num_warps=2,
+        D=d, DIM=triton.next_power_of_2(d), PAIRS=triton.next_power_of_2(max(1, d // 2)),
+        **launched(2, gpu_of(qkv).chained),
     )  # fmt: skip
     return out
 
