@@ -199,6 +199,34 @@ def test_matmul(m: int, n: int, k: int, splits: int, transposed: bool, dtype: to
     assert not space.counters.any()
 
 
+@pytest.mark.parametrize("way", ["gain", "up"])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("m", "n", "k", "splits"),
+    [(1, 32, 48, 1), (3, 33, 47, 3), pytest.param(33, 40, 50, 4, marks=thorough)],
+)
+def test_products_of_norms_and_activations(
+    m: int, n: int, k: int, splits: int, dtype: torch.dtype, way: str
+) -> None:
+    """Rows of one size a hundred times that of the others, so that each is normed by its own."""
+    x, weight = drawn(dtype, m, k), drawn(dtype, k, n, seed=1, scale=k**-0.5)
+    x[0] *= 100.0 if way == "gain" else 1.0
+    named = {way: drawn(dtype, k, seed=3) if way == "gain" else padded_rows(drawn(dtype, m, k, seed=3))}
+    config = replace(SMALL, rows=16 if m <= 16 else 64, splits=splits)
+    space = workspace([(m, n, config)], DEVICE)
+    space.partials.fill_(math.nan)
+    out, add = poisoned(dtype, m, n), drawn(dtype, m, n, seed=2)
+    launch = partial(matmul, padded_rows(x), weight, out=out, add=add, space=space, config=config, **named)
+    if way == "gain" and dtype == torch.float16:
+        with pytest.raises(ValueError, match="may not fit into fp16"):
+            launch()
+        return
+    skipped_then_run(lambda gate: launch(gate=gate), [out, *space])
+    doubled_ = {name: y.double() for name, y in named.items()}
+    near(out, reference_matmul(x.double(), weight.double(), add=add.double(), **doubled_), 2)
+    assert not space.counters.any()
+
+
 def test_matmul_takes_rows_of_a_larger_tensor_and_the_dtype_of_the_weights() -> None:
     x, weight = drawn(torch.float32, 2, 20), drawn(torch.float16, 20, 24, seed=1)
     out = matmul(padded_rows(x), weight, out=padded_rows(poisoned(torch.float16, 2, 24)))

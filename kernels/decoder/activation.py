@@ -8,11 +8,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 from torch.nn import functional
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from simcore.kernels.decoder.split_kv import launched
 from simcore.kernels.decoder.tensors import random_tensor
-from simcore.kernels.gpu import gpu_of, launching
+from simcore.kernels.gpu import launching
 from simcore.kernels.kernel import Kernel, by_device
 from simcore.ops.op import Op
 
@@ -26,14 +24,18 @@ def reference_activation(x: Tensor, up: Tensor | None = None) -> Tensor:
 
 
 @triton.jit
+def gated(x, up):
+    """silu(x) up, fp32; exp of a number <= 0 does not overflow."""
+    small = tl.exp(-tl.abs(x))
+    return x * tl.where(x < 0.0, small, 1.0) / (1.0 + small) * up
+
+
+@triton.jit
 def _activation_kernel(
     x_ptr, up_ptr, out_ptr, gate_ptr, x_stride, up_stride, out_stride, width,
-    HAS_UP: tl.constexpr, GATED: tl.constexpr, BLOCK: tl.constexpr, CHAINED: tl.constexpr,
+    HAS_UP: tl.constexpr, GATED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """A piece of a row: program (row, piece)."""
-    if CHAINED:
-        gdc_launch_dependents()
-        gdc_wait()
     if GATED and tl.load(gate_ptr) == 0:
         return
     row = tl.program_id(0).to(tl.int64)
@@ -42,9 +44,7 @@ def _activation_kernel(
     x = tl.load(x_ptr + row * x_stride + columns, mask=inside, other=0.0).to(tl.float32)
     if HAS_UP:
         up = tl.load(up_ptr + row * up_stride + columns, mask=inside, other=0.0).to(tl.float32)
-        # exp of a number <= 0 does not overflow.
-        small = tl.exp(-tl.abs(x))
-        y = x * tl.where(x < 0.0, small, 1.0) / (1.0 + small) * up
+        y = gated(x, up)
     else:
         y = 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
     tl.store(out_ptr + row * out_stride + columns, y.to(out_ptr.dtype.element_ty), mask=inside)
@@ -63,8 +63,7 @@ def activation(
         raise ValueError(f"activation takes rows of {width} contiguous elements")
     _activation_kernel[(tokens, triton.cdiv(width, BLOCK))](
         x, up, out, gate, x.stride(0), 0 if up is None else up.stride(0), out.stride(0), width,
-        HAS_UP=up is not None, GATED=gate is not None, BLOCK=BLOCK,
-        **launched(4, gpu_of(x).chained),
+        HAS_UP=up is not None, GATED=gate is not None, BLOCK=BLOCK, num_warps=4,
     )  # fmt: skip
     return out
 

@@ -4,12 +4,14 @@
     x += o(attention(rotary(qkv(norm(x)))))                      the new k and v go into the cache on the way
     x += down(silu(gate) up),   gate, up = gate_up(norm(x))
 
-Nine launches a layer, without the host: the device reads the lengths and the gate that skips a launch
-(ALSpec's skipped computation, Cai et al. 2025, section 4.3). Products add the residuals before they round.
+Nine launches a layer, or of few sequences six, without the host: the device reads the lengths and the gate
+that skips a launch (ALSpec's skipped computation, Cai et al. 2025, section 4.3). Products add the residuals
+before they round, and of few sequences they norm and activate what they read.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import triton
@@ -18,12 +20,16 @@ from torch import Tensor
 
 from simcore.kernels.decoder.activation import activation, reference_activation
 from simcore.kernels.decoder.decode_attention import decode_attention
-from simcore.kernels.decoder.matmul import product, reference_matmul
+from simcore.kernels.decoder.matmul import matmul, product, reference_matmul
 from simcore.kernels.decoder.norm import norm, reference_norm
 from simcore.kernels.decoder.rotary import angles, reference_rotary_append, rotary_append
 from simcore.kernels.decoder.speculative_attention import Speculation, speculative_attention
 from simcore.kernels.decoder.split_kv import Cache
 from simcore.kernels.gpu import launching
+
+# Up to so many rows this project's products, chained and without launches between them, are the faster ones
+# in a whole step: docs/measurements/kernels.md.
+FEW_ROWS = 16
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -169,21 +175,32 @@ def layer_step(
     """Runs a layer for one token of each sequence, counted in lengths[b]: x to x, its k, v into the cache.
 
     With a `gate` (int32 [1]) of 0 all launches are skipped except attention, which follows the gate of
-    `attend`; then products are this project's, else by whichever is faster (`product`). Raises ValueError for
-    a gate and more sequences than such a product has rows.
+    `attend`; then products are this project's, as of few sequences; else by whichever is faster (`product`).
+    Raises ValueError for a gate and more sequences than such a product has rows.
     """
-    norm(b.x, weights.attn_norm, gate=gate, out=b.normed)
-    product(b.normed, weights.qkv, out=b.qkv, gate=gate)
+    ours = gate is not None or len(b.x) <= FEW_ROWS
+    own = partial(matmul, gate=gate, chained=True)
+    multiply = own if ours else product
+
+    def normed(gain: Tensor, weight: Tensor, out: Tensor) -> None:
+        if ours and weight.dtype != torch.float16:
+            own(b.x, weight, gain=gain, out=out)
+        else:
+            multiply(norm(b.x, gain, gate=gate, out=b.normed), weight, out=out)
+
+    normed(weights.attn_norm, weights.qkv, b.qkv)
     rotary_append(
         b.qkv, b.cos, b.sin, b.lengths, cache.k, cache.v, q_heads=b.q.shape[1], block_table=b.block_table,
         k_scale=cache.k_scale, v_scale=cache.v_scale, gate=gate, out=b.q,
     )  # fmt: skip
     attend(b, cache)
-    product(b.heads.flatten(1), weights.o, add=b.x, out=b.x, gate=gate)
-    norm(b.x, weights.mlp_norm, gate=gate, out=b.normed)
-    product(b.normed, weights.gate_up, out=b.gate_up, gate=gate)
-    activation(*b.gate_up.chunk(2, 1), gate=gate, out=b.inner)
-    product(b.inner, weights.down, add=b.x, out=b.x, gate=gate)
+    multiply(b.heads.flatten(1), weights.o, add=b.x, out=b.x)
+    normed(weights.mlp_norm, weights.gate_up, b.gate_up)
+    half, up = b.gate_up.chunk(2, 1)
+    if ours:
+        own(half, weights.down, up=up, add=b.x, out=b.x)
+    else:
+        multiply(activation(half, up, out=b.inner), weights.down, add=b.x, out=b.x)
 
 
 def step(

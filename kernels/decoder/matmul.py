@@ -1,6 +1,8 @@
 """Few rows times a large matrix: a decoder's projections during decoding.
 
     y[m, n] = sum_k x[m, k] W[k, n]  (+ add[m, n]),        m at most 64
+    x       as it is;  or its RMS norm, y = (sum_k x[m, k] gain[k] W[k, n]) / sqrt(mean_k x[m, k]^2 + eps);
+            or silu(x[m, k]) up[m, k]
 
 The read of W, once, bounds the time. Programs split the columns into tiles and, if there are too few tiles, k
 into parts, so that all programs run at once and read equally much; enough blocks of W are then in flight at
@@ -23,8 +25,10 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from simcore.devices.interpolation import padded_rows
+from simcore.kernels.decoder.activation import gated, reference_activation
 from simcore.kernels.decoder.checks import check_gate, check_like, kind
 from simcore.kernels.decoder.fastest_product import ours_is_faster
+from simcore.kernels.decoder.norm import EPS, reference_norm
 from simcore.kernels.decoder.split_kv import launched
 from simcore.kernels.decoder.tensors import random_tensor
 from simcore.kernels.gpu import PROCESSORS, SHARED_BYTES, gpu_of, launching
@@ -76,9 +80,10 @@ def matmul_config(
     *,
     transposed: bool = False,
     shared_bytes: int = SHARED_BYTES,
+    operands: int = 1,
 ) -> MatmulConfig:
     """Returns the layout for x [m, k] times W [k, n] of so many bytes an element; `transposed`: W's columns
-    are contiguous.
+    are contiguous; `operands`: tensors that x is made of.
 
     >>> print(matmul_config(1, 4096, 4096, 2))
     16 rows, blocks of 64 x 128, 8 splits, 6 stages, 4 warps
@@ -95,7 +100,7 @@ def matmul_config(
     each = 2 if rows <= 32 else 1
     tiles = -(-n // columns)
     splits = max(1, min(each * processors // tiles, -(-k // depth) // LEAST_BLOCKS))
-    stage = BLOCK_BYTES + rows * depth * bytes
+    stage = BLOCK_BYTES + operands * rows * depth * bytes
     stages = min(MOST_STAGES, (shared_bytes // each - 4096) // stage)
     # Products of three tf32 parts need the registers of twice the threads.
     return MatmulConfig(rows, columns, depth, splits, stages, 8 if bytes > 2 else 4)
@@ -106,14 +111,16 @@ def is_by_columns(weight: Tensor) -> bool:
     return weight.stride(0) == 1 < weight.stride(1)
 
 
-def config_for(m: int, weight: Tensor) -> MatmulConfig:
-    """Returns the layout for m rows times weight [k, n] with its strides, on its device."""
+def config_for(m: int, weight: Tensor, operands: int = 1) -> MatmulConfig:
+    """Returns the layout for m rows, made of so many tensors, times weight [k, n] with its strides, on its
+    device."""
     k, n = weight.shape
     transposed = is_by_columns(weight)
     gpu = gpu_of(weight)
     return matmul_config(
-        m, n, k, weight.element_size(), gpu.processors, transposed=transposed, shared_bytes=gpu.shared_bytes
-    )
+        m, n, k, weight.element_size(), gpu.processors, transposed=transposed,
+        shared_bytes=gpu.shared_bytes, operands=operands,
+    )  # fmt: skip
 
 
 class Workspace(NamedTuple):
@@ -140,7 +147,9 @@ def workspace(
 
 def _needed(m: int, n: int, config: MatmulConfig) -> tuple[int, int]:
     """Returns the partial sums and the counters of a launch in several parts."""
-    return config.splits * m * n, -(-n // config.columns)
+    tiles = -(-n // config.columns)
+    # Behind the parts lie the sums of squares that each of them saw.
+    return config.splits * m * (n + tiles), tiles
 
 
 def kept_space(m: int, n: int, config: MatmulConfig, device: torch.device) -> Workspace:
@@ -152,8 +161,18 @@ def kept_space(m: int, n: int, config: MatmulConfig, device: torch.device) -> Wo
     return Workspace(partials, words(device, "counters of products", counters, 0))
 
 
-def reference_matmul(x: Tensor, weight: Tensor, *, add: Tensor | None = None) -> Tensor:
+def reference_matmul(
+    x: Tensor,
+    weight: Tensor,
+    *,
+    add: Tensor | None = None,
+    gain: Tensor | None = None,
+    up: Tensor | None = None,
+    eps: float = EPS,
+) -> Tensor:
     """As `matmul`, in plain torch, any float dtype and any number of rows."""
+    x = x if gain is None else reference_norm(x, gain, eps=eps)
+    x = x if up is None else reference_activation(x, up)
     y = x.to(weight.dtype) @ weight
     return y if add is None else y + add
 
@@ -168,12 +187,12 @@ def _ask_for(at):
 
 @triton.jit
 def _matmul_kernel(
-    x_ptr, w_ptr, add_ptr, out_ptr, partial_ptr, counter_ptr, gate_ptr,
-    m, n, k, x_row, x_column, w_row, w_column, add_row, out_row,
-    ADD: tl.constexpr, GATED: tl.constexpr, CHAINED: tl.constexpr, WHOLE: tl.constexpr,
-    LINE_DEPTH: tl.constexpr, LINE_COLUMNS: tl.constexpr,
+    x_ptr, up_ptr, gain_ptr, w_ptr, add_ptr, out_ptr, partial_ptr, counter_ptr, gate_ptr,
+    m, n, k, x_row, x_column, up_row, w_row, w_column, add_row, out_row, eps,
+    NORMED: tl.constexpr, UP: tl.constexpr, ADD: tl.constexpr, GATED: tl.constexpr, CHAINED: tl.constexpr,
+    WHOLE: tl.constexpr, LINE_DEPTH: tl.constexpr, LINE_COLUMNS: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
-    SPLITS: tl.constexpr, AT_ONCE: tl.constexpr, PRECISION: tl.constexpr,
+    SPLITS: tl.constexpr, PADDED_SPLITS: tl.constexpr, AT_ONCE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """One part of k for one tile of columns: program (tile, part). WHOLE: k is whole blocks; LINE_DEPTH and
     LINE_COLUMNS: numbers of a cache line along k and along columns, one of them 1."""
@@ -184,8 +203,6 @@ def _matmul_kernel(
     last = (split + 1) * blocks // SPLITS
     if CHAINED:
         gdc_launch_dependents()
-        # Matrices change between launches of other streams at most: what comes first of W is asked for while
-        # the launch before this one ends.
         line = tile * COLUMNS + tl.arange(0, COLUMNS // LINE_COLUMNS) * LINE_COLUMNS
         along = first * DEPTH + tl.arange(0, DEPTH // LINE_DEPTH) * LINE_DEPTH
         for block in range(0, ASKED_FOR):
@@ -199,17 +216,28 @@ def _matmul_kernel(
     column = tile * COLUMNS + tl.arange(0, COLUMNS)
     deep = first * DEPTH + tl.arange(0, DEPTH)
     x_at = x_ptr + row[:, None] * x_row + deep[None, :] * x_column
+    up_at = up_ptr + row[:, None] * up_row + deep[None, :] if UP else None
+    squares = tl.zeros((ROWS,), dtype=tl.float32)
     w_at = w_ptr + deep[:, None].to(tl.int64) * w_row + column[None, :].to(tl.int64) * w_column
     is_row, is_column = row < m, column < n
     total = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
     for block in range(first, last):
         x_inside, w_inside = is_row[:, None], is_column[None, :]
+        deep = block * DEPTH + tl.arange(0, DEPTH)
         if not WHOLE:
-            deep = block * DEPTH + tl.arange(0, DEPTH)
             x_inside = x_inside & (deep < k)[None, :]
             w_inside = w_inside & (deep < k)[:, None]
         x = tl.load(x_at, mask=x_inside, other=0.0)
         w = tl.load(w_at, mask=w_inside, other=0.0)
+        if UP:
+            up = tl.load(up_at, mask=x_inside, other=0.0).to(tl.float32)
+            x = gated(x.to(tl.float32), up).to(w_ptr.dtype.element_ty)
+            up_at += DEPTH
+        if NORMED:
+            wider = x.to(tl.float32)
+            squares += tl.sum(wider * wider, axis=1)
+            gain = tl.load(gain_ptr + deep, mask=deep < k, other=0.0).to(tl.float32)
+            x = (wider * gain[None, :]).to(w_ptr.dtype.element_ty)
         total = tl.dot(x, w, total, input_precision=PRECISION)
         x_at += DEPTH * x_column
         w_at += DEPTH * w_row
@@ -218,6 +246,9 @@ def _matmul_kernel(
     at = row[:, None] * n + column[None, :]
     if SPLITS > 1:
         tl.store(partial_ptr + split * m * n + at, total, mask=inside)
+        squares_ptr = partial_ptr + SPLITS * m * n + tile * SPLITS * m
+        if NORMED:
+            tl.store(squares_ptr + split * m + row, squares, mask=is_row)
         # All threads have stored their numbers before the program counts itself in.
         tl.debug_barrier()
         if tl.atomic_add(counter_ptr + tile, 1, sem="acq_rel") < SPLITS - 1:
@@ -229,7 +260,14 @@ def _matmul_kernel(
                 there = inside & (part < SPLITS)
                 # Other programs wrote the parts: read past the cache of this multiprocessor.
                 total += tl.load(partial_ptr + part * m * n + at, mask=there, other=0.0, cache_modifier=".cg")
+        if NORMED:
+            part = tl.arange(0, PADDED_SPLITS)[None, :]
+            there = is_row[:, None] & (part < SPLITS)
+            each = tl.load(squares_ptr + part * m + row[:, None], mask=there, other=0.0, cache_modifier=".cg")
+            squares = tl.sum(each, axis=1)
         tl.store(counter_ptr + tile, 0)
+    if NORMED:
+        total *= tl.rsqrt(squares / k + eps)[:, None]
     if ADD:
         total += tl.load(add_ptr + row[:, None] * add_row + column[None, :], mask=inside, other=0.0).to(
             tl.float32
@@ -243,23 +281,37 @@ def matmul(
     x: Tensor,
     weight: Tensor,
     *,
+    gain: Tensor | None = None,
+    up: Tensor | None = None,
     add: Tensor | None = None,
     out: Tensor | None = None,
     gate: Tensor | None = None,
     space: Workspace | None = None,
     config: MatmulConfig | None = None,
+    eps: float = EPS,
+    chained: bool = False,
 ) -> Tensor:
     """Returns x [m, k], m at most MOST_ROWS, times weight [k, n], in the dtype of the weights: [m, n].
 
-    The weights may be row-major or column-major (a transposed [n, k]). `add` [m, n] is added in fp32 before
-    rounding; it may be `out` itself for an addition in place. With a `gate` (int32 [1]) of 0 nothing is
-    written. `space` is a workspace for split layouts, by default that of the stream; `config` the layout, by
-    default `matmul_config`'s. Returns `out`, or a new tensor. Raises ValueError for sizes that do not fit.
+    The weights may be row-major or column-major (a transposed [n, k]). With a `gain` [k] x is replaced by its
+    RMS norm, with `up` [m, k], rows contiguous, by silu(x) up, each rounded once to the dtype of the weights;
+    fp16 could not hold x times gain, so norm and product are two launches there. `add` [m, n] is added in
+    fp32 before rounding; it may be `out` itself for an addition in place. With a `gate` (int32 [1]) of 0
+    nothing is written. `space` is a workspace for split layouts, by default that of the stream; `config` the
+    layout, by default `matmul_config`'s. `chained`: where the GPU can, the launch starts while the one
+    before it ends, asks for its first weights, and waits. Returns `out`, or a new tensor. Raises ValueError for sizes that do
+    not fit.
     """
     _check(x, weight, add, out)
     check_gate(gate)
     (m, k), n = x.shape, weight.shape[1]
-    config = config or config_for(m, weight)
+    if gain is not None:
+        check_like("gain", gain, (k,), gain.dtype)
+        if weight.dtype == torch.float16:
+            raise ValueError("x times gain may not fit into fp16: norm x before")
+    if up is not None:
+        check_like("up", up, (m, k), up.dtype)
+    config = config or config_for(m, weight, 1 if up is None else 2)
     if config.rows < m:
         raise ValueError(f"a layout of {config.rows} rows for {m}")
     x = x.to(weight.dtype)
@@ -273,15 +325,18 @@ def matmul(
     held, line = config.rows * config.columns // (32 * config.warps), CACHE_LINE // weight.element_size()
     by_columns = is_by_columns(weight)
     _matmul_kernel[(tiles, config.splits)](
-        x, weight, add, out, partials, counters, gate,
-        m, n, k, *x.stride(), *weight.stride(), 0 if add is None else add.stride(0), out.stride(0),
-        ADD=add is not None, GATED=gate is not None, WHOLE=k % config.depth == 0,
+        x, up, gain, weight, add, out, partials, counters, gate,
+        m, n, k, *x.stride(), 0 if up is None else up.stride(0), *weight.stride(),
+        0 if add is None else add.stride(0), out.stride(0), eps,
+        NORMED=gain is not None, UP=up is not None, ADD=add is not None, GATED=gate is not None,
+        WHOLE=k % config.depth == 0,
         ROWS=config.rows, COLUMNS=config.columns, DEPTH=config.depth,
-        SPLITS=config.splits, AT_ONCE=min(config.splits, max(1, SUMMED_AT_ONCE // max(1, held))),
+        SPLITS=config.splits, PADDED_SPLITS=triton.next_power_of_2(config.splits),
+        AT_ONCE=min(config.splits, max(1, SUMMED_AT_ONCE // max(1, held))),
         PRECISION="tf32x3" if weight.dtype == torch.float32 else "ieee",
         LINE_DEPTH=min(line, config.depth) if by_columns else 1,
         LINE_COLUMNS=1 if by_columns else min(line, config.columns),
-        num_stages=config.stages, **launched(config.warps, gpu_of(weight).chained),
+        num_stages=config.stages, **launched(config.warps, chained and gpu_of(weight).chained),
     )  # fmt: skip
     return out
 

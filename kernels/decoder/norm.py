@@ -8,12 +8,10 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from simcore.kernels.decoder.checks import check_gate, check_like, kind
-from simcore.kernels.decoder.split_kv import launched
 from simcore.kernels.decoder.tensors import random_tensor, wide
-from simcore.kernels.gpu import gpu_of, launching
+from simcore.kernels.gpu import launching
 from simcore.kernels.kernel import Kernel, by_device
 from simcore.ops.op import Op
 
@@ -35,12 +33,9 @@ def reference_norm(x: Tensor, gain: Tensor, *, residual: Tensor | None = None, e
 def _norm_kernel(
     x_ptr, y_ptr, gain_ptr, out_ptr, gate_ptr,
     x_stride, y_stride, gain_stride, out_stride, hidden, eps,
-    ADD: tl.constexpr, GATED: tl.constexpr, BLOCK: tl.constexpr, CHAINED: tl.constexpr,
+    ADD: tl.constexpr, GATED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One row: program (row,)."""
-    if CHAINED:
-        gdc_launch_dependents()
-        gdc_wait()
     if GATED and tl.load(gate_ptr) == 0:
         return
     row = tl.program_id(0).to(tl.int64)
@@ -90,7 +85,7 @@ def norm(
         x.stride(0), 0 if residual is None else residual.stride(0), gain.stride(0) if gain.dim() == 2 else 0,
         out.stride(0), hidden, eps,
         ADD=residual is not None, GATED=gate is not None, BLOCK=block,
-        **launched(min(WARPS, max(1, block // (32 * ELEMENTS))), gpu_of(x).chained),
+        num_warps=min(WARPS, max(1, block // (32 * ELEMENTS))),
     )  # fmt: skip
     return out
 
