@@ -29,7 +29,7 @@ from simcore.kernels.gpu import launching
 
 # Up to so many rows this project's products, chained and without launches between them, are the faster ones
 # in a whole step: docs/measurements/kernels.md.
-FEW_ROWS = 16
+FEW_ROWS = 8
 
 
 @dataclass(frozen=True, slots=True, eq=False)

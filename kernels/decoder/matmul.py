@@ -299,8 +299,8 @@ def matmul(
     fp32 before rounding; it may be `out` itself for an addition in place. With a `gate` (int32 [1]) of 0
     nothing is written. `space` is a workspace for split layouts, by default that of the stream; `config` the
     layout, by default `matmul_config`'s. `chained`: where the GPU can, the launch starts while the one
-    before it ends, asks for its first weights, and waits. Returns `out`, or a new tensor. Raises ValueError for sizes that do
-    not fit.
+    before it ends, asks for its first weights, and waits. Returns `out`, or a new tensor. Raises ValueError
+    for sizes that do not fit.
     """
     _check(x, weight, add, out)
     check_gate(gate)
