@@ -13,7 +13,7 @@ from math import lcm
 from typing import Any
 
 from simcore.input.fields import TAGS, listed
-from simcore.input.files import InputError
+from simcore.input.files import InputError, shown
 from simcore.models.errors import ModelError
 from simcore.planning.faults import of_value
 from simcore.planning.points import Benches, Point, why_not
@@ -74,7 +74,7 @@ def alternatives(asked: Asked, benches: Benches, *, any_devices: bool) -> Altern
                 found.leave_out(SAME)
                 continue
             if any_devices:
-                _open_devices(document)
+                _open_devices(document, asked.where)
             scenario = scenario_of(copy.deepcopy(document), asked.where, asked.folder)
             if not isinstance(scenario, ServingScenario):
                 raise InputError(f"{asked.where}: study: is {scenario.study!r}, which no plan may vary")
@@ -108,8 +108,12 @@ def _that_count(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {path: value if counts(path) else None for path, value in settings.items()}
 
 
-def _open_devices(document: dict[str, Any]) -> None:
-    """Gives each strategy the ranks that are tried, and the scenario a number of devices that all divide."""
+def _open_devices(document: dict[str, Any], where: str) -> None:
+    """Gives each strategy the ranks that are tried, and the scenario a number of devices that all divide.
+    Raises InputError if it has none that could be, though its number is left aside."""
+    for own in listed(document.get("devices", 1)):
+        if not isinstance(own, int) or isinstance(own, bool) or own < 1:
+            raise InputError(f"{where}: devices: is {shown(own)}; a whole number, 1 or more, is needed")
     each: list[int] = [1]
     strategies = document.get("strategies")
     for strategy in strategies if isinstance(strategies, list) else ():

@@ -580,6 +580,8 @@ def _check_searched(whatif: Whatif, question: str, where: str) -> None:
             raise InputError(f"{where}: vary.{path}: is what question {question} searches; leave it out")
 
 
+# What an SLO promises.
+PROMISES = ("ttft_s", "tpot_s", "e2e_s")
 # Metrics that only a scenario with an SLO has.
 OF_SLO = ("slo_attainment", "goodput_per_s")
 
@@ -599,9 +601,11 @@ def _limits(whatif: Whatif, based: Based, where: str) -> tuple[Limit, ...]:
                 f"{where}: constraints.{name}: is a share of what slo promises; the base has none"
             )
         return limits(whatif.constraints, f"{where}: constraints", tenants)
-    slo = _numbers(base.get("slo"))
-    if bad := next((name for name, value in slo.items() if not value > 0.0), None):
-        raise InputError(f"{of_base}: slo.{bad}: is {slo[bad]:g}; a number above 0 is needed")
+    given = base.get("slo")
+    for name, value in given.items() if isinstance(given, dict) else ():
+        if name in PROMISES and value is not None and not (isinstance(value, int | float) and value > 0.0):
+            raise InputError(f"{of_base}: slo.{name}: is {shown(value)}; a number above 0 is needed")
+    slo = _numbers(given)
     held = of_slo(slo) if not tenants else {}
     for name, own in tenants.items():
         held |= of_slo(slo if own is None else _numbers(own), name)
@@ -621,5 +625,5 @@ def _numbers(slo: Any) -> dict[str, float]:
     return {
         name: value
         for name, value in (slo.items() if isinstance(slo, dict) else ())
-        if isinstance(value, int | float) and name in ("ttft_s", "tpot_s", "e2e_s")
+        if isinstance(value, int | float) and name in PROMISES
     }
