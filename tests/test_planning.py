@@ -846,6 +846,16 @@ def test_a_server_that_fills_for_sure_has_too_few_requests(filling: list[float],
     assert judged_by(point(1), runs, [TTFT], Rule()) == "holds"
 
 
+@pytest.mark.parametrize("long", [1, 2])
+def test_what_fills_in_long_runs_is_overloaded(long: int) -> None:
+    """More requests would show the same."""
+    runs = [Ran({TTFT.metric: 0.1}, filling=0.1, long=i < long) for i in range(2)]
+    (found,) = drive([judge(point(1), [TTFT], Rule(most=2), steady=True)], lambda asks: runs)
+    assert (found.verdict, found.short) == ("fails", long < 2)
+    assert ("faster than they are answered" in found.why) == (long == 2)
+    assert judged_by(point(1), runs, [TTFT], Rule(most=2)) == "holds"
+
+
 @pytest.mark.parametrize("question", ["devices", "rate"])
 def test_how_many_requests_a_scenario_has_does_not_move_an_answer(tmp_path: Path, question: str) -> None:
     """Servers near saturation fill for long: in runs of 50 requests some do that do not in longer ones."""

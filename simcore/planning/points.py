@@ -40,7 +40,7 @@ FREE = frozenset(
 )
 # Fields that no run depends on.
 IDLE = frozenset({"name", "replicas", "price_interval", "published"})
-FORMAT = 3
+FORMAT = 4
 
 
 class Devices(NamedTuple):

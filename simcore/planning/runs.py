@@ -32,8 +32,9 @@ from simcore.studies.serving.runner import Bench, Case, NewPrices, Result
 from simcore.studies.serving.served import Served
 from simcore.studies.serving.window import Window
 
-# A window of fewer has percentiles of latency that are too low: by 10 % at 8 of them, by 3 % at 30.
-TURNOVERS = 20.0
+# A window of fewer turnovers has percentiles of latency that are too low: by 10 % at 8 of them, by 3 % at 30.
+# A server that still fills in a window of many hardly answers as fast as requests come.
+TURNOVERS, MANY_TURNOVERS = 20.0, 80.0
 # Percentiles that results.csv has not.
 FURTHER = tuple(percent for percent in ALLOWED if percent not in PERCENTILES)
 
@@ -50,7 +51,7 @@ class Ran(NamedTuple):
     """The figures of a run; None where there is none. `growing`: its queue grew, so that it keeps up with no
     such load. `fault`: why it failed, then without figures. `shares`: device time by source of its prices.
     `short`: too few requests came at its rate for a steady state; `filling`: how much more requests are there
-    in the second half of its window, see `Window`."""
+    in the second half of its window, see `Window`; `long`: the window is so long that they should not be."""
 
     figures: Mapping[str, float | None]
     growing: bool = False
@@ -58,6 +59,7 @@ class Ran(NamedTuple):
     shares: Mapping[str, float] = {}
     short: bool = False
     filling: float = 0.0
+    long: bool = False
 
 
 # A point by what its runs go by, where that is known; a replica; an end.
@@ -194,7 +196,8 @@ def simulated(ask: Ask) -> Ran:
     recorded = bool(ask.point.scenario.workload.traces)
     short = window.unrated or (window.turnovers < TURNOVERS and not recorded)
     filling = 0.0 if recorded else window.filling
-    return Ran({**values, **further}, window.growing, "", shares, short, filling)
+    long = window.turnovers >= MANY_TURNOVERS
+    return Ran({**values, **further}, window.growing, "", shares, short, filling, long)
 
 
 def _of_all_servers(bench: Bench, case: Case, result: Result) -> Mapping[str, Figure]:

@@ -157,7 +157,7 @@ def _judged(point: Point, runs: Sequence[Ran], limits: Sequence[Limit], rule: Ru
         [limit for limit in limits if verdicts[limit.metric] == verdict] for verdict in ("fails", "unsure")
     )
     kept_up = _kept_up(runs, rule)
-    if kept_up == "fails":
+    if kept_up == "fails" or (steady and _fills(runs) and all(run.long for run in runs)):
         return verdict("fails", verdicts if failing else {}, OVERLOAD)
     if failing:
         return verdict("fails", verdicts, _says(runs, failing))
@@ -185,10 +185,13 @@ def _kept_up(runs: Sequence[Ran], rule: Rule) -> Verdict:
 
 
 def too_few(runs: Sequence[Ran]) -> bool:
-    """Whether a load that is kept up needs more requests to be judged: most runs are short, or more requests
-    are there in the second halves of their windows for sure, and by more than SLIGHT."""
-    if 2 * sum(run.short for run in runs) > len(runs):
-        return True
+    """Whether a load that is kept up needs more requests to be judged: most runs are short, or the server
+    fills."""
+    return 2 * sum(run.short for run in runs) > len(runs) or _fills(runs)
+
+
+def _fills(runs: Sequence[Ran]) -> bool:
+    """Whether more requests are there in the second halves of windows for sure, and by more than SLIGHT."""
     filling = [run.filling for run in runs]
     if len(runs) < 2 or fmean(filling) <= SLIGHT:
         return False
