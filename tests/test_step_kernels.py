@@ -18,6 +18,7 @@ from simcore.kernels.decoder.activation import activation, reference_activation
 from simcore.kernels.decoder.cache import kv_append, move, reference_kv_append
 from simcore.kernels.decoder.decode_attention import split_config_for
 from simcore.kernels.decoder.layer import (
+    FEW_ROWS,
     Attend,
     Buffers,
     LayerCache,
@@ -246,6 +247,12 @@ def test_what_does_not_fit_is_refused() -> None:
     x, weight = drawn(torch.float32, 2, 20), drawn(torch.float32, 20, 40)
     with pytest.raises(ValueError, match="do not fit"):
         matmul(x, weight.t())
+    with pytest.raises(ValueError, match="not both"):
+        matmul(x, weight, gain=x[0], up=x)
+    with pytest.raises(ValueError, match="add has to be"):
+        product(x, weight, add=torch.zeros(2, 40, device=DEVICE, dtype=torch.float64))
+    with pytest.raises(ValueError, match="out has to be"):
+        product(drawn(torch.float32, 65, 20), weight, out=torch.zeros(3, 40, device=DEVICE))
     with pytest.raises(ValueError, match="65 rows"):
         matmul(drawn(torch.float32, 65, 20), weight)
     with pytest.raises(ValueError, match="add has to be"):
@@ -507,19 +514,19 @@ def doubled(x: Any) -> Any:
 
 
 def small_decoder(
-    dtype: torch.dtype, page: int = 0, layers: int = 1
+    dtype: torch.dtype, page: int = 0, layers: int = 1, pairs: int = 1
 ) -> tuple[Buffers, list[tuple[LayerWeights, LayerCache]]]:
-    """Two sequences of 5 and 11 tokens, of which caches hold random k and v; the next is in x."""
+    """Pairs of sequences of 5 and 11 tokens, of which caches hold random k and v; the next is in x."""
     heads, made = (4, 2, 16), []
     table = torch.tensor([[2, 0, 3], [5, 1, 4]], dtype=torch.int32, device=DEVICE) if page else None
     for layer in range(layers):
-        size = (6, page, 2, 16) if page else (2, 2, 12, 16)
+        size = (6, page, 2, 16) if page else (2 * pairs, 2, 12, 16)
         cache = LayerCache(drawn(dtype, *size, seed=90 + layer), drawn(dtype, *size, seed=190 + layer))
         made.append((layer_weights(dtype, 48, heads, 40, 10 * layer), cache))
-    b = layer_buffers(*made[0], ints(5, 11), q_heads=4, block_table=table)
+    b = layer_buffers(*made[0], ints(*[5, 11] * pairs), q_heads=4, block_table=table)
     for x in (b.normed, b.qkv, b.q, b.heads, b.gate_up, b.inner):
         x.fill_(math.nan)
-    b.x.copy_(drawn(dtype, 2, 48, seed=3))
+    b.x.copy_(drawn(dtype, 2 * pairs, 48, seed=3))
     return b, made
 
 
@@ -550,6 +557,24 @@ def test_a_layer(dtype: torch.dtype, page: int) -> None:
     near(b.x, x, 3)
     near(cache.k, cached.k)
     near(cache.v, cached.v)
+
+
+@pytest.mark.parametrize("with_gate", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_layer_of_more_sequences(dtype: torch.dtype, with_gate: bool) -> None:
+    """Norms and activations are launches of their own there."""
+    b, layers = small_decoder(dtype, pairs=5)
+    assert len(b.x) > FEW_ROWS
+    ((weights, cache),) = layers
+    x, (cached,) = truth_of(b, layers, b.lengths)
+    if with_gate:
+        skipped_then_run(lambda gate: layer_step(b, weights, cache, gate=gate), [b.x, b.normed, b.inner])
+    else:
+        layer_step(b, weights, cache)
+    near(b.x, x, 3)
+    near(cache.k, cached.k)
+    assert bool(b.inner.isfinite().all())
+    assert bool(b.normed.isfinite().all())
 
 
 def test_attention_has_a_gate_of_its_own() -> None:

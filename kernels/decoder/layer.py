@@ -178,12 +178,13 @@ def layer_step(
     `attend`; then products are this project's, as of few sequences; else by whichever is faster (`product`).
     Raises ValueError for a gate and more sequences than such a product has rows.
     """
-    ours = gate is not None or len(b.x) <= FEW_ROWS
+    few = len(b.x) <= FEW_ROWS
+    ours = few or gate is not None
     own = partial(matmul, gate=gate, chained=True)
     multiply = own if ours else product
 
     def normed(gain: Tensor, weight: Tensor, out: Tensor) -> None:
-        if ours and weight.dtype != torch.float16:
+        if few and weight.dtype != torch.float16:
             own(b.x, weight, gain=gain, out=out)
         else:
             multiply(norm(b.x, gain, gate=gate, out=b.normed), weight, out=out)
@@ -197,10 +198,10 @@ def layer_step(
     multiply(b.heads.flatten(1), weights.o, add=b.x, out=b.x)
     normed(weights.mlp_norm, weights.gate_up, b.gate_up)
     half, up = b.gate_up.chunk(2, 1)
-    if ours:
+    if few:
         own(half, weights.down, up=up, add=b.x, out=b.x)
     else:
-        multiply(activation(half, up, out=b.inner), weights.down, add=b.x, out=b.x)
+        multiply(activation(half, up, gate=gate, out=b.inner), weights.down, add=b.x, out=b.x)
 
 
 def step(

@@ -124,7 +124,8 @@ def config_for(m: int, weight: Tensor, operands: int = 1) -> MatmulConfig:
 
 
 class Workspace(NamedTuple):
-    """The memory through which the parts of one launch are summed: partials fp32 [...], counters int32 [...],
+    """The memory through which the parts of one launch, and the sums of squares of what it norms, are summed:
+    partials fp32 [...], counters int32 [...],
     zero before a launch and again after it. Launches that overlap need a workspace each."""
 
     partials: Tensor
@@ -203,11 +204,13 @@ def _matmul_kernel(
     last = (split + 1) * blocks // SPLITS
     if CHAINED:
         gdc_launch_dependents()
-        line = tile * COLUMNS + tl.arange(0, COLUMNS // LINE_COLUMNS) * LINE_COLUMNS
-        along = first * DEPTH + tl.arange(0, DEPTH // LINE_DEPTH) * LINE_DEPTH
-        for block in range(0, ASKED_FOR):
-            deep = tl.minimum(along + block * DEPTH, k - 1)[:, None].to(tl.int64)
-            _ask_for(w_ptr + deep * w_row + tl.minimum(line, n - 1)[None, :].to(tl.int64) * w_column)
+        # A launch that its gate may skip should cost little more than a node of the graph.
+        if not GATED:
+            line = tile * COLUMNS + tl.arange(0, COLUMNS // LINE_COLUMNS) * LINE_COLUMNS
+            along = first * DEPTH + tl.arange(0, DEPTH // LINE_DEPTH) * LINE_DEPTH
+            for block in range(0, ASKED_FOR):
+                deep = tl.minimum(along + block * DEPTH, k - 1)[:, None].to(tl.int64)
+                _ask_for(w_ptr + deep * w_row + tl.minimum(line, n - 1)[None, :].to(tl.int64) * w_column)
         gdc_wait()
     if GATED and tl.load(gate_ptr) == 0:
         return
@@ -299,12 +302,14 @@ def matmul(
     fp32 before rounding; it may be `out` itself for an addition in place. With a `gate` (int32 [1]) of 0
     nothing is written. `space` is a workspace for split layouts, by default that of the stream; `config` the
     layout, by default `matmul_config`'s. `chained`: where the GPU can, the launch starts while the one
-    before it ends, asks for its first weights, and waits. Returns `out`, or a new tensor. Raises ValueError
-    for sizes that do not fit.
+    before it ends, asks for its first weights unless a gate may skip it, and waits. Returns `out`, or a new
+    tensor. Raises ValueError for sizes that do not fit.
     """
     _check(x, weight, add, out)
     check_gate(gate)
     (m, k), n = x.shape, weight.shape[1]
+    if gain is not None and up is not None:
+        raise ValueError("x is either normed, by gain, or activated, with up, not both")
     if gain is not None:
         check_like("gain", gain, (k,), gain.dtype)
         if weight.dtype == torch.float16:
@@ -367,7 +372,8 @@ def product(
     """Returns x [m, k] times weight [k, n], plus `add` [m, n] before rounding: for few rows by `matmul` where
     that is faster (`fastest_product`) or has a `gate` (int32 [1]) to read; by cuBLAS else, and for fp8
     weights (x is rounded to fp8 too; the product is bf16, and nothing is added). Writes to `out` [m, n] if
-    given, which may be `add`. Raises ValueError for a gate with more rows or fp8, and for fp8 with `add`."""
+    given, which may be `add`; `add` is in the format of weight. Raises ValueError for tensors that do not
+    fit, for a gate with more rows or fp8, and for fp8 with `add`."""
     m, n = x.shape[0], weight.shape[1]
     fp8 = weight.dtype == torch.float8_e4m3fn
     if gate is not None and (fp8 or m > MOST_ROWS):
@@ -381,7 +387,9 @@ def product(
         rounded = padded(x).to(weight.dtype)
         y: Tensor = torch._scaled_mm(rounded, weight, scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
         return y[:m] if out is None else out.copy_(y[:m])
-    if m <= MOST_ROWS:
+    if add is not None and add.dtype != weight.dtype:
+        raise ValueError(f"add has to be {weight.dtype}, as weight, not {kind(add)}")
+    if m <= MOST_ROWS or out is not None or add is not None:
         # cuBLAS would give another size to `out`.
         _check(x, weight, add, out)
     if gate is None and is_of_cublas(m, weight):

@@ -194,7 +194,8 @@ def _fills(runs: Sequence[Ran]) -> bool:
     """Whether more requests are there in the second halves of windows for sure, and by more than SLIGHT."""
     filling = [run.filling for run in runs]
     if len(runs) < 2 or fmean(filling) <= SLIGHT:
-        return False
+        # A single run is one that every replica would repeat.
+        return fmean(filling) > SLIGHT
     return fmean(filling) * sqrt(len(runs)) > quantile(BY_CHANCE, len(runs) - 1) * stdev(filling)
 
 

@@ -33,7 +33,8 @@ that grows, as in a burst, does not mean that the server cannot keep up.
 
 What tells whether figures still depend on the length of the run:
     turnovers = length of the window / mean time in service
-    filling   = ln(mean number of requests there in its second half / in its first)
+    filling   = ln(mean number of requests there in its second half / in its first), 0 if the halves differ by
+                no more than two requests' time
 In steady state filling is zero in the mean over runs. Percentiles of a window of few turnovers are too low,
 since requests that are served side by side are slow together.
 """
@@ -140,7 +141,8 @@ def _between(served: Served, begin_s: float, end_s: float, few: str, *, unrated:
     if not unrated or mean_s == 0.0:
         return Window(begin_s, end_s, came, growing=growing)
     first, second = _means(served, served.finish_s, begin_s, end_s, 2)
-    filling = math.log(second / first) if min(first, second) > 0.0 else 0.0
+    differ = abs(second - first) * length_s / 2.0 > 2.0 * mean_s and min(first, second) > 0.0
+    filling = math.log(second / first) if differ else 0.0
     return Window(begin_s, end_s, came, growing=growing, turnovers=length_s / mean_s, filling=filling)
 
 
