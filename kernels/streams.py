@@ -6,7 +6,7 @@ before the capture, and keeps the buffers as long as the graphs:
 
     with one_stream(buffers): ...
 
-The buffers may include results of a launch (the norms and verdicts of a speculation). These hold until the
+The buffers may include results of a launch (the norms of a speculation). These hold until the
 next such launch of the stream.
 
 Launches may also depend on a word in device memory, which their kernels read first:

@@ -284,7 +284,7 @@ def _fewest(asked: Asked, benches: Benches, runner: Runner) -> PlanResult:
         group, winner = _won(asked, [answers[i] for i in places], on_devices)
         plan_result.groups.append(group)
         plan_result.winners.append(winner)
-    _judge_at_price_ends(asked, plan_result, runner)
+    _judge_at_price_ends(asked, benches, plan_result, runner)
     return plan_result
 
 
@@ -339,7 +339,7 @@ def tightness(asked: Asked, one: Tried) -> float:
     return one.judged.used(asked.limits)
 
 
-def _judge_at_price_ends(asked: Asked, result: PlanResult, runner: Runner) -> None:
+def _judge_at_price_ends(asked: Asked, benches: Benches, result: PlanResult, runner: Runner) -> None:
     """Judges the winners with all prices at the slow end of their intervals, and what is one step beyond with
     all prices at the fast end; what is given up by pairs with the prices' own values stays unsure."""
     pairs = enumerate(zip(result.groups, result.winners, strict=True))
@@ -352,10 +352,20 @@ def _judge_at_price_ends(asked: Asked, result: PlanResult, runner: Runner) -> No
     ]
 
     def at_end(one: Tried, end: End) -> Search[Judged]:
-        def enough(found: Judged) -> bool:
-            return is_given_up(found, one.judged, asked.limits, asked.rule)
+        def enough(found: Judged, times: int = 1) -> bool:
+            return times == 1 and is_given_up(found, one.judged, asked.limits, asked.rule)
 
-        return judge(one.point, asked.limits, asked.rule, end, steady=one.judged.steady, enough=enough)
+        if not one.judged.steady:
+            return (yield from judge(one.point, asked.limits, asked.rule, end, enough=enough))
+        found, _ = yield from steady(
+            partial(with_times, benches, one.point),
+            asked.limits,
+            asked.rule,
+            end=end,
+            most_times=1 if one.point.scenario.workload.traces else MOST_TIMES,
+            enough=enough,
+        )
+        return found
 
     searches = [at_end(one, "high") for _, one in slow] + [at_end(one, "low") for _, one in fast]
     judged = drive(searches, runner)
@@ -415,7 +425,7 @@ def _highest(asked: Asked, benches: Benches, runner: Runner) -> PlanResult:
                 for i in places
             ]
             plan_result.pairs += _pairs(asked, benches, winner, there, runner)
-    _judge_at_price_ends(asked, plan_result, runner)
+    _judge_at_price_ends(asked, benches, plan_result, runner)
     return plan_result
 
 

@@ -32,7 +32,7 @@ from simcore.studies.serving.runner import Bench, Case, NewPrices, Result
 from simcore.studies.serving.served import Served
 from simcore.studies.serving.window import Window
 
-# A window of fewer turnovers has percentiles of latency that are too low: by 10 % at 8 of them, by 3 % at 30.
+# A window of fewer turnovers has percentiles of latency that are too low: by 10 % at 8 of them, by 4 % at 30.
 # A server that still fills in a window of many hardly answers as fast as requests come.
 TURNOVERS, MANY_TURNOVERS = 20.0, 80.0
 # Percentiles that results.csv has not.
