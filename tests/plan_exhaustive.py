@@ -87,12 +87,12 @@ def holds(asked: Asked, runner: Runner, at: Callable[[int], Point]) -> bool:
     times = 1
     while True:
         ran = runner([Ask(at(times), replica) for replica in range(REPLICAS)])
-        if all(one.long for one in ran) or not too_few(ran):
+        if not too_few(ran):
             break
         if times >= MOST_TIMES:
             return False
         times *= 2
-    if too_few(ran) or 2 * sum(one.growing for one in ran) > len(ran):
+    if 2 * sum(one.growing for one in ran) > len(ran):
         return False
     if any(one.figures["rejected"] for one in ran):
         return False

@@ -159,7 +159,7 @@ def _judged(point: Point, runs: Sequence[Ran], limits: Sequence[Limit], rule: Ru
         [limit for limit in limits if verdicts[limit.metric] == verdict] for verdict in ("fails", "unsure")
     )
     kept_up = _kept_up(runs, rule)
-    if kept_up == "fails" or (steady and _fills(runs) and all(run.long for run in runs)):
+    if kept_up == "fails" or (steady and _are_long(runs) and _fills(runs, GROWN)):
         return verdict("fails", verdicts if failing else {}, OVERLOAD)
     if failing:
         return verdict("fails", verdicts, _says(runs, failing))
@@ -188,16 +188,20 @@ def _kept_up(runs: Sequence[Ran], rule: Rule) -> Verdict:
 
 def too_few(runs: Sequence[Ran]) -> bool:
     """Whether a load that is kept up needs more requests to be judged: most runs are short, or the server
-    fills."""
-    return 2 * sum(run.short for run in runs) > len(runs) or _fills(runs)
+    fills in windows that are not long."""
+    return 2 * sum(run.short for run in runs) > len(runs) or (not _are_long(runs) and _fills(runs, SLIGHT))
 
 
-def _fills(runs: Sequence[Ran]) -> bool:
-    """Whether more requests are there in the second halves of windows for sure, and by more than SLIGHT."""
+def _are_long(runs: Sequence[Ran]) -> bool:
+    return all(run.long for run in runs)
+
+
+def _fills(runs: Sequence[Ran], least: float) -> bool:
+    """Whether more requests are there in the second halves of windows for sure, and by more than `least`."""
     filling = [run.filling for run in runs]
-    if len(runs) < 2 or fmean(filling) <= SLIGHT:
+    if len(runs) < 2 or fmean(filling) <= least:
         # A single run is one that every replica would repeat.
-        return fmean(filling) > SLIGHT
+        return fmean(filling) > least
     return fmean(filling) * sqrt(len(runs)) > quantile(BY_CHANCE, len(runs) - 1) * stdev(filling)
 
 
@@ -220,6 +224,8 @@ def _hardly_keeps_up(found: Judged) -> bool:
 CHANCE = 0.05
 # A server that fills by less hardly changes a verdict; and how often one that does not fill may seem to.
 SLIGHT, BY_CHANCE = 0.02, 0.01
+# At 1 % more than a server can answer, its long window fills by 0.3.
+GROWN = 0.2
 OVERLOAD = "requests come faster than they are answered"
 # An upper end so many times the mean says no more than that few replicas vary widely.
 FAR = 100.0
