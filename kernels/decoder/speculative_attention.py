@@ -266,9 +266,8 @@ def decide(
     """Takes the norms that a launch left, waiting for those that are still to come from another card, and
     decides on hits: all in one program, in a fixed order. It takes them once: without a launch before it, or
     after one that its gate skipped, it waits for ever; and the next launch comes after it, if it writes the
-    same words. `threshold`: a number, or an fp32 tensor of one
-    element, read on the device. `gate`: that of the launch; with one of 0 nothing is taken. Raises ValueError
-    for tensors that do not fit together."""
+    same words. `threshold`: a number, or an fp32 tensor of one element, read on the device. `gate`: that of
+    the launch; with one of 0 nothing is taken. Raises ValueError for tensors that do not fit together."""
     check_gate(gate)
     (batch, _, parts), device = made.norms.shape, made.norms.device
     check_like("norms", made.norms, (batch, 2, parts), torch.int32)

@@ -339,6 +339,11 @@ def tightness(asked: Asked, one: Tried) -> float:
     return one.judged.used(asked.limits)
 
 
+def _most_times(point: Point) -> int:
+    """Returns how many times as many requests a point may take: a trace has those that were recorded."""
+    return 1 if point.scenario.workload.traces else MOST_TIMES
+
+
 def _judge_at_price_ends(asked: Asked, benches: Benches, result: PlanResult, runner: Runner) -> None:
     """Judges the winners with all prices at the slow end of their intervals, and what is one step beyond with
     all prices at the fast end; what is given up by pairs with the prices' own values stays unsure."""
@@ -362,7 +367,7 @@ def _judge_at_price_ends(asked: Asked, benches: Benches, result: PlanResult, run
             asked.limits,
             asked.rule,
             end=end,
-            most_times=1 if one.point.scenario.workload.traces else MOST_TIMES,
+            most_times=_most_times(one.point),
             enough=enough,
         )
         return found
@@ -389,7 +394,7 @@ def _highest(asked: Asked, benches: Benches, runner: Runner) -> PlanResult:
             asked.rule,
             tolerance=TOLERANCE,
             between=RATES,
-            most_times=1 if one.point.scenario.workload.traces else MOST_TIMES,
+            most_times=_most_times(one.point),
         )
 
     # Rates are searched, so that alternatives which differ in nothing else of the load belong together.
@@ -449,7 +454,7 @@ def _raced(
             asked.limits,
             asked.rule,
             between=RATES,
-            most_times=1 if every[places[0]].point.scenario.workload.traces else MOST_TIMES,
+            most_times=_most_times(every[places[0]].point),
         )
 
     raced: list[Raced] = drive([contest(places) for places in many], runner)

@@ -199,10 +199,11 @@ def _are_long(runs: Sequence[Ran]) -> bool:
 def _fills(runs: Sequence[Ran], least: float) -> bool:
     """Whether more requests are there in the second halves of windows for sure, and by more than `least`."""
     filling = [run.filling for run in runs]
-    if len(runs) < 2 or fmean(filling) <= least:
+    mean = fmean(filling)
+    if mean <= least or len(runs) < 2:
         # A single run is one that every replica would repeat.
-        return fmean(filling) > least
-    return fmean(filling) * sqrt(len(runs)) > quantile(BY_CHANCE, len(runs) - 1) * stdev(filling)
+        return mean > least
+    return mean * sqrt(len(runs)) > quantile(BY_CHANCE, len(runs) - 1) * stdev(filling)
 
 
 def _by_tosses(least: int, count: int) -> float:
