@@ -53,7 +53,7 @@ from simcore.kernels.decoder.rotary import (
 )
 from simcore.kernels.decoder.speculative_attention import speculation
 from simcore.kernels.decoder.split_kv import ONE_BY_ONE, Cache
-from simcore.kernels.decoder.token import note, reference_note
+from simcore.kernels.decoder.token import choose, note, reference_choose, reference_note
 from simcore.kernels.table import TABLE
 from simcore.ops import op as ops
 from tests.thorough import thorough
@@ -200,31 +200,26 @@ def test_matmul(m: int, n: int, k: int, splits: int, transposed: bool, dtype: to
     assert not space.counters.any()
 
 
-@pytest.mark.parametrize("way", ["gain", "up"])
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize(
-    ("m", "n", "k", "splits"),
-    [(1, 32, 48, 1), (3, 33, 47, 3), pytest.param(33, 40, 50, 4, marks=thorough)],
+    ("m", "width", "k", "splits"),
+    [(1, 16, 48, 1), (3, 33, 47, 3), (2, 5, 16, 1), pytest.param(33, 40, 50, 4, marks=thorough)],
 )
-def test_products_of_norms_and_activations(
-    m: int, n: int, k: int, splits: int, dtype: torch.dtype, way: str
+def test_products_that_are_activated(
+    m: int, width: int, k: int, splits: int, transposed: bool, dtype: torch.dtype
 ) -> None:
-    """Rows of one size a hundred times that of the others, so that each is normed by its own."""
-    x, weight = drawn(dtype, m, k), drawn(dtype, k, n, seed=1, scale=k**-0.5)
-    x[0] *= 100.0 if way == "gain" else 1.0
-    named = {way: drawn(dtype, k, seed=3) if way == "gain" else padded_rows(drawn(dtype, m, k, seed=3))}
+    x, weight = drawn(dtype, m, k), drawn(dtype, k, 2 * width, seed=1, scale=3.0 * k**-0.5)
+    if transposed:
+        weight = weight.t().contiguous().t()
     config = replace(SMALL, rows=16 if m <= 16 else 64, splits=splits)
-    space = workspace([(m, n, config)], DEVICE)
+    space = workspace([(m, 2 * width, config)], DEVICE)
     space.partials.fill_(math.nan)
-    out, add = poisoned(dtype, m, n), drawn(dtype, m, n, seed=2)
-    launch = partial(matmul, padded_rows(x), weight, out=out, add=add, space=space, config=config, **named)
-    if way == "gain" and dtype == torch.float16:
-        with pytest.raises(ValueError, match="may not fit into fp16"):
-            launch()
-        return
-    skipped_then_run(lambda gate: launch(gate=gate), [out, *space])
-    doubled_ = {name: y.double() for name, y in named.items()}
-    near(out, reference_matmul(x.double(), weight.double(), add=add.double(), **doubled_), 2)
+    out, add = padded_rows(poisoned(dtype, m, width)), drawn(dtype, m, width, seed=2)
+    launch = partial(matmul, padded_rows(x), weight, activated=True, space=space, config=config)
+    skipped_then_run(lambda gate: launch(gate=gate, out=out), [out, *space])
+    near(out, reference_matmul(x.double(), weight.double(), activated=True), 2)
+    near(launch(add=add), reference_matmul(x.double(), weight.double(), activated=True, add=add.double()), 2)
     assert not space.counters.any()
 
 
@@ -247,8 +242,10 @@ def test_what_does_not_fit_is_refused() -> None:
     x, weight = drawn(torch.float32, 2, 20), drawn(torch.float32, 20, 40)
     with pytest.raises(ValueError, match="do not fit"):
         matmul(x, weight.t())
-    with pytest.raises(ValueError, match="not both"):
-        matmul(x, weight, gain=x[0], up=x)
+    with pytest.raises(ValueError, match="no gate and as many"):
+        matmul(x, weight[:, :39], activated=True)
+    with pytest.raises(ValueError, match="add has to be"):
+        matmul(x, weight, activated=True, add=torch.zeros(2, 40, device=DEVICE))
     with pytest.raises(ValueError, match="add has to be"):
         product(x, weight, add=torch.zeros(2, 40, device=DEVICE, dtype=torch.float64))
     with pytest.raises(ValueError, match="out has to be"):
@@ -270,10 +267,11 @@ def test_what_does_not_fit_is_refused() -> None:
         rotary_append(x, turn, turn, ints(1, 1), cache, cache, q_heads=4)
 
 
+@pytest.mark.parametrize("chained", [False, True])
 @pytest.mark.parametrize("bytes_", [2, 4])
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("m", [1, 8, 17, 32, 64])
-def test_layouts_fit_the_gpu(m: int, transposed: bool, bytes_: int) -> None:
+def test_layouts_fit_the_gpu(m: int, transposed: bool, bytes_: int, chained: bool) -> None:
     for n, k in [
         (6144, 4096),
         (4096, 4096),
@@ -283,9 +281,10 @@ def test_layouts_fit_the_gpu(m: int, transposed: bool, bytes_: int) -> None:
         (1, 1),
         (100, 5000),
     ]:
-        c = matmul_config(m, n, k, bytes_, transposed=transposed)
+        c = matmul_config(m, n, k, bytes_, transposed=transposed, chained=chained)
         assert c.rows >= m
-        programs, each = -(-n // c.columns) * c.splits, 1 if c.rows == 64 else 2
+        programs = -(-n // c.columns) * c.splits
+        each = 1 if c.rows == 64 or (chained and programs >= 0.9 * 132 and c.stages == 8) else 2
         assert c.splits == 1 or programs <= 132 * each
         shared = (c.stages - 1) * (c.columns + c.rows) * c.depth * bytes_
         assert shared * each <= 227 * 1024
@@ -450,6 +449,54 @@ def test_ids_are_noted_by_token() -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("batch", "vocab"), [(1, 1), (3, 7), (2, 5001), (1, 20_011), (40, 4100)])
+def test_the_greedy_token_and_its_row(batch: int, vocab: int, dtype: torch.dtype) -> None:
+    """Of equal logits the first, of NaN the first, and whatever a launch finds in its words the next does
+    too."""
+    for seed in range(3):
+        logits = padded_rows(drawn(dtype, batch, vocab, seed=seed, scale=2.0**seed))
+        if seed == 1:
+            logits = logits.round().clamp(max=0.0).mul(-1.0 if vocab > 5 else 1.0)
+        table, ids = drawn(dtype, vocab, 77), torch.full((batch,), -1, dtype=torch.int64, device=DEVICE)
+        x = padded_rows(poisoned(dtype, batch, 77))
+        for special in (None, -math.inf, math.inf, math.nan):
+            if special is not None:
+                logits[:, vocab // 2 :: 3] = special
+                logits[-1] = special
+            expected, rows = reference_choose(logits, table)
+            skipped_then_run(
+                lambda gate: choose(logits, table=table, x=x, out=ids, gate=gate),  # noqa: B023
+                [ids, x],
+            )
+            assert torch.equal(ids, expected)
+            assert torch.equal(x, rows)
+            ids.fill_(-1)
+            assert torch.equal(choose(logits), expected)
+
+
+def test_of_zeros_of_either_sign_the_first_is_chosen() -> None:
+    assert choose(torch.tensor([[-1.0, -0.0, 0.0], [-1.0, 0.0, -0.0]], device=DEVICE)).tolist() == [1, 1]
+    assert choose(torch.zeros(0, 5, device=DEVICE)).shape == (0,)
+
+
+def test_tokens_that_do_not_fit_are_refused() -> None:
+    logits, table = drawn(torch.float32, 2, 9), drawn(torch.float32, 9, 4)
+    for bad in (
+        {"table": table},
+        {"table": table[:8], "x": poisoned(torch.float32, 2, 4)},
+        {"table": table, "x": poisoned(torch.float32, 3, 4)},
+        {"table": table, "x": table[:2]},
+        {"out": ints(0, 0)},
+        {"gate": torch.zeros(2, dtype=torch.int32, device=DEVICE)},
+    ):
+        with pytest.raises(ValueError, match=r"have|has to|together"):
+            choose(logits, **bad)
+    for bad_logits in (logits[0], logits.T, logits[:, :0], logits.double(), ints(1, 2)[None]):
+        with pytest.raises(ValueError, match="logits"):
+            choose(bad_logits)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_kv_append_at_positions_read_on_the_device(dtype: torch.dtype) -> None:
     # The first, one in the middle, the last, none, and one for which there is no room.
     lengths = ints(1, 4, 7, 0, 8)
@@ -562,8 +609,8 @@ def test_a_layer(dtype: torch.dtype, page: int) -> None:
 @pytest.mark.parametrize("with_gate", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_layer_of_more_sequences(dtype: torch.dtype, with_gate: bool) -> None:
-    """Norms and activations are launches of their own there."""
-    b, layers = small_decoder(dtype, pairs=5)
+    """Without a gate activations are launches of their own there."""
+    b, layers = small_decoder(dtype, pairs=13)
     assert len(b.x) > FEW_ROWS
     ((weights, cache),) = layers
     x, (cached,) = truth_of(b, layers, b.lengths)

@@ -8,9 +8,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 from torch.nn import functional
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from simcore.kernels.decoder.split_kv import launched
 from simcore.kernels.decoder.tensors import random_tensor
-from simcore.kernels.gpu import launching
+from simcore.kernels.gpu import gpu_of, launching
 from simcore.kernels.kernel import Kernel, by_device
 from simcore.ops.op import Op
 
@@ -33,9 +35,12 @@ def gated(x, up):
 @triton.jit
 def _activation_kernel(
     x_ptr, up_ptr, out_ptr, gate_ptr, x_stride, up_stride, out_stride, width,
-    HAS_UP: tl.constexpr, GATED: tl.constexpr, BLOCK: tl.constexpr,
+    CHAINED: tl.constexpr, HAS_UP: tl.constexpr, GATED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """A piece of a row: program (row, piece)."""
+    if CHAINED:
+        gdc_launch_dependents()
+        gdc_wait()
     if GATED and tl.load(gate_ptr) == 0:
         return
     row = tl.program_id(0).to(tl.int64)
@@ -52,18 +57,25 @@ def _activation_kernel(
 
 @launching
 def activation(
-    x: Tensor, up: Tensor | None = None, *, gate: Tensor | None = None, out: Tensor | None = None
+    x: Tensor,
+    up: Tensor | None = None,
+    *,
+    gate: Tensor | None = None,
+    out: Tensor | None = None,
+    chained: bool = False,
 ) -> Tensor:
     """Returns silu(x) up of x, up [tokens, width], which may be the halves of one tensor; without `up`,
-    gelu(x). Computes in fp32. With a `gate` (int32 [1]) of 0 it writes nothing. Returns `out`, or a new
-    tensor. Raises ValueError if the elements of a row are not contiguous."""
+    gelu(x). Computes in fp32. With a `gate` (int32 [1]) of 0 it writes nothing. `chained`: where the GPU can,
+    the launch starts while the one before it ends, and waits. Returns `out`, or a new tensor. Raises
+    ValueError if the elements of a row are not contiguous."""
     tokens, width = x.shape
     out = torch.empty(tokens, width, dtype=x.dtype, device=x.device) if out is None else out
     if any(y.stride(-1) != 1 or y.shape != x.shape for y in (x, up, out) if y is not None):
         raise ValueError(f"activation takes rows of {width} contiguous elements")
     _activation_kernel[(tokens, triton.cdiv(width, BLOCK))](
         x, up, out, gate, x.stride(0), 0 if up is None else up.stride(0), out.stride(0), width,
-        HAS_UP=up is not None, GATED=gate is not None, BLOCK=BLOCK, num_warps=4,
+        HAS_UP=up is not None, GATED=gate is not None, BLOCK=BLOCK,
+        **launched(4, chained and gpu_of(x).chained),
     )  # fmt: skip
     return out
 

@@ -4,9 +4,9 @@
     x += o(attention(rotary(qkv(norm(x)))))                      the new k and v go into the cache on the way
     x += down(silu(gate) up),   gate, up = gate_up(norm(x))
 
-Nine launches a layer, or of few sequences six, without the host: the device reads the lengths and the gate
-that skips a launch (ALSpec's skipped computation, Cai et al. 2025, section 4.3). Products add the residuals
-before they round, and of few sequences they norm and activate what they read.
+Nine launches a layer, or of few sequences eight, without the host: the device reads the lengths and the gate
+that skips a launch (ALSpec's skipped computation, Cai et al. 2025, section 4.3). Launches start while the one
+before them ends. Products add the residuals before they round, and this project's activate what they compute.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,9 +27,9 @@ from simcore.kernels.decoder.speculative_attention import Speculation, speculati
 from simcore.kernels.decoder.split_kv import Cache
 from simcore.kernels.gpu import launching
 
-# Up to so many rows this project's products, chained and without launches between them, are the faster ones
-# in a whole step: docs/measurements/kernels.md.
-FEW_ROWS = 8
+# Up to so many rows this project's products are the faster ones in a whole step, where they are chained:
+# docs/measurements/kernels.md.
+FEW_ROWS = 24
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -178,30 +178,24 @@ def layer_step(
     `attend`; then products are this project's, as of few sequences; else by whichever is faster (`product`).
     Raises ValueError for a gate and more sequences than such a product has rows.
     """
-    few = len(b.x) <= FEW_ROWS
-    ours = few or gate is not None
+    ours = len(b.x) <= FEW_ROWS or gate is not None
     own = partial(matmul, gate=gate, chained=True)
-    multiply = own if ours else product
-
-    def normed(gain: Tensor, weight: Tensor, out: Tensor) -> None:
-        if few and weight.dtype != torch.float16:
-            own(b.x, weight, gain=gain, out=out)
-        else:
-            multiply(norm(b.x, gain, gate=gate, out=b.normed), weight, out=out)
-
-    normed(weights.attn_norm, weights.qkv, b.qkv)
+    multiply = own if ours else partial(product, chained=True)
+    normed = partial(norm, b.x, gate=gate, out=b.normed, chained=True)
+    multiply(normed(weights.attn_norm), weights.qkv, out=b.qkv)
     rotary_append(
         b.qkv, b.cos, b.sin, b.lengths, cache.k, cache.v, q_heads=b.q.shape[1], block_table=b.block_table,
         k_scale=cache.k_scale, v_scale=cache.v_scale, gate=gate, out=b.q,
     )  # fmt: skip
     attend(b, cache)
     multiply(b.heads.flatten(1), weights.o, add=b.x, out=b.x)
-    normed(weights.mlp_norm, weights.gate_up, b.gate_up)
-    half, up = b.gate_up.chunk(2, 1)
-    if few:
-        own(half, weights.down, up=up, add=b.x, out=b.x)
+    normed(weights.mlp_norm)
+    if ours:
+        own(b.normed, weights.gate_up, activated=True, out=b.inner)
     else:
-        multiply(activation(half, up, gate=gate, out=b.inner), weights.down, add=b.x, out=b.x)
+        multiply(b.normed, weights.gate_up, out=b.gate_up)
+        activation(*b.gate_up.chunk(2, 1), out=b.inner, chained=True)
+    multiply(b.inner, weights.down, add=b.x, out=b.x)
 
 
 def step(

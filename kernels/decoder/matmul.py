@@ -1,8 +1,7 @@
 """Few rows times a large matrix: a decoder's projections during decoding.
 
     y[m, n] = sum_k x[m, k] W[k, n]  (+ add[m, n]),        m at most 64
-    x       as it is;  or its RMS norm, y = (sum_k x[m, k] gain[k] W[k, n]) / sqrt(mean_k x[m, k]^2 + eps);
-            or silu(x[m, k]) up[m, k]
+    out     y;  or of W's halves, gate and up, silu(y_gate) y_up
 
 The read of W, once, bounds the time. Programs split the columns into tiles and, if there are too few tiles, k
 into parts, so that all programs run at once and read equally much; enough blocks of W are then in flight at
@@ -28,7 +27,6 @@ from simcore.devices.interpolation import padded_rows
 from simcore.kernels.decoder.activation import gated, reference_activation
 from simcore.kernels.decoder.checks import check_gate, check_like, kind
 from simcore.kernels.decoder.fastest_product import ours_is_faster
-from simcore.kernels.decoder.norm import EPS, reference_norm
 from simcore.kernels.decoder.split_kv import launched
 from simcore.kernels.decoder.tensors import random_tensor
 from simcore.kernels.gpu import PROCESSORS, SHARED_BYTES, gpu_of, launching
@@ -45,9 +43,8 @@ LINE_BYTES = 256
 # Blocks of W that a program reads at least: with fewer, one more part to sum would not pay off.
 LEAST_BLOCKS = 4
 MOST_STAGES = 8
-# Blocks of W that a program asks for before its launch may begin, into the L2 cache: all programs together a
-# third of it. Bytes of a cache line.
-ASKED_FOR, CACHE_LINE = tl.constexpr(4), 128
+# A layout with one program a multiprocessor is for at least so many of these.
+LEAST_ALONE = 0.9
 # Numbers of the parts that a thread holds at once during their sum.
 SUMMED_AT_ONCE = 128
 
@@ -80,10 +77,10 @@ def matmul_config(
     *,
     transposed: bool = False,
     shared_bytes: int = SHARED_BYTES,
-    operands: int = 1,
+    chained: bool = False,
 ) -> MatmulConfig:
     """Returns the layout for x [m, k] times W [k, n] of so many bytes an element; `transposed`: W's columns
-    are contiguous; `operands`: tensors that x is made of.
+    are contiguous; `chained`: the launch starts while the one before it ends.
 
     >>> print(matmul_config(1, 4096, 4096, 2))
     16 rows, blocks of 64 x 128, 8 splits, 6 stages, 4 warps
@@ -97,10 +94,13 @@ def matmul_config(
     across = BLOCK_BYTES // LINE_BYTES
     columns, depth = (across, along) if transposed else (along, across)
     # Parts are written and read again: with many rows, half the programs with twice the blocks in flight.
-    each = 2 if rows <= 32 else 1
     tiles = -(-n // columns)
-    splits = max(1, min(each * processors // tiles, -(-k // depth) // LEAST_BLOCKS))
-    stage = BLOCK_BYTES + operands * rows * depth * bytes
+    most = -(-k // depth) // LEAST_BLOCKS
+    alone = max(1, min(processors // tiles, most))
+    # Beside a launch that is about to end there is room for one program, and then each has more on its way.
+    each = 1 if rows > 32 or (chained and tiles * alone >= LEAST_ALONE * processors) else 2
+    splits = max(1, min(each * processors // tiles, most))
+    stage = BLOCK_BYTES + rows * depth * bytes
     stages = min(MOST_STAGES, (shared_bytes // each - 4096) // stage)
     # Products of three tf32 parts need the registers of twice the threads.
     return MatmulConfig(rows, columns, depth, splits, stages, 8 if bytes > 2 else 4)
@@ -111,21 +111,19 @@ def is_by_columns(weight: Tensor) -> bool:
     return weight.stride(0) == 1 < weight.stride(1)
 
 
-def config_for(m: int, weight: Tensor, operands: int = 1) -> MatmulConfig:
-    """Returns the layout for m rows, made of so many tensors, times weight [k, n] with its strides, on its
-    device."""
+def config_for(m: int, weight: Tensor, *, chained: bool = False) -> MatmulConfig:
+    """Returns the layout for m rows times weight [k, n] with its strides, on its device."""
     k, n = weight.shape
     transposed = is_by_columns(weight)
     gpu = gpu_of(weight)
     return matmul_config(
         m, n, k, weight.element_size(), gpu.processors, transposed=transposed,
-        shared_bytes=gpu.shared_bytes, operands=operands,
+        shared_bytes=gpu.shared_bytes, chained=chained,
     )  # fmt: skip
 
 
 class Workspace(NamedTuple):
-    """The memory through which the parts of one launch, and the sums of squares of what it norms, are summed:
-    partials fp32 [...], counters int32 [...],
+    """The memory through which the parts of one launch are summed: partials fp32 [...], counters int32 [...],
     zero before a launch and again after it. Launches that overlap need a workspace each."""
 
     partials: Tensor
@@ -148,9 +146,7 @@ def workspace(
 
 def _needed(m: int, n: int, config: MatmulConfig) -> tuple[int, int]:
     """Returns the partial sums and the counters of a launch in several parts."""
-    tiles = -(-n // config.columns)
-    # Behind the parts lie the sums of squares that each of them saw.
-    return config.splits * m * (n + tiles), tiles
+    return config.splits * m * n, -(-n // config.columns)
 
 
 def kept_space(m: int, n: int, config: MatmulConfig, device: torch.device) -> Workspace:
@@ -167,91 +163,64 @@ def reference_matmul(
     weight: Tensor,
     *,
     add: Tensor | None = None,
-    gain: Tensor | None = None,
-    up: Tensor | None = None,
-    eps: float = EPS,
+    activated: bool = False,
 ) -> Tensor:
     """As `matmul`, in plain torch, any float dtype and any number of rows."""
-    x = x if gain is None else reference_norm(x, gain, eps=eps)
-    x = x if up is None else reference_activation(x, up)
     y = x.to(weight.dtype) @ weight
+    y = reference_activation(*y.chunk(2, 1)) if activated else y
     return y if add is None else y + add
 
 
 @triton.jit
-def _ask_for(at):
-    """Brings the cache lines at addresses into the L2 cache; nobody waits for them."""
-    tl.inline_asm_elementwise(
-        "prefetch.global.L2 [$1]; mov.b32 $0, 0;", "=r,l", [at], dtype=tl.int32, is_pure=False, pack=1
-    )
-
-
-@triton.jit
 def _matmul_kernel(
-    x_ptr, up_ptr, gain_ptr, w_ptr, add_ptr, out_ptr, partial_ptr, counter_ptr, gate_ptr,
-    m, n, k, x_row, x_column, up_row, w_row, w_column, add_row, out_row, eps,
-    NORMED: tl.constexpr, UP: tl.constexpr, ADD: tl.constexpr, GATED: tl.constexpr, CHAINED: tl.constexpr,
-    WHOLE: tl.constexpr, LINE_DEPTH: tl.constexpr, LINE_COLUMNS: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
-    SPLITS: tl.constexpr, PADDED_SPLITS: tl.constexpr, AT_ONCE: tl.constexpr, PRECISION: tl.constexpr,
+    x_ptr, w_ptr, add_ptr, out_ptr, partial_ptr, counter_ptr, gate_ptr,
+    m, n, k, width, x_row, x_column, w_row, w_column, add_row, out_row,
+    ADD: tl.constexpr, ACTIVATED: tl.constexpr, GATED: tl.constexpr, CHAINED: tl.constexpr,
+    WHOLE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
+    SPLITS: tl.constexpr, AT_ONCE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """One part of k for one tile of columns: program (tile, part). WHOLE: k is whole blocks; LINE_DEPTH and
-    LINE_COLUMNS: numbers of a cache line along k and along columns, one of them 1."""
+    """One part of k for one tile of columns: program (tile, part). `width` columns of out, of which a tile
+    has WIDE; ACTIVATED: out's columns j are of W's columns j and width + j. WHOLE: k is whole blocks."""
+    if CHAINED:
+        gdc_launch_dependents()
+        gdc_wait()
+    if GATED and tl.load(gate_ptr) == 0:
+        return
+    WIDE: tl.constexpr = COLUMNS // 2 if ACTIVATED else COLUMNS
     tile = tl.program_id(0)
     split = tl.program_id(1)
     blocks = tl.cdiv(k, DEPTH)
     first = split * blocks // SPLITS
     last = (split + 1) * blocks // SPLITS
-    if CHAINED:
-        gdc_launch_dependents()
-        # A launch that its gate may skip should cost little more than a node of the graph.
-        if not GATED:
-            line = tile * COLUMNS + tl.arange(0, COLUMNS // LINE_COLUMNS) * LINE_COLUMNS
-            along = first * DEPTH + tl.arange(0, DEPTH // LINE_DEPTH) * LINE_DEPTH
-            for block in range(0, ASKED_FOR):
-                deep = tl.minimum(along + block * DEPTH, k - 1)[:, None].to(tl.int64)
-                _ask_for(w_ptr + deep * w_row + tl.minimum(line, n - 1)[None, :].to(tl.int64) * w_column)
-        gdc_wait()
-    if GATED and tl.load(gate_ptr) == 0:
-        return
 
     row = tl.arange(0, ROWS)
-    column = tile * COLUMNS + tl.arange(0, COLUMNS)
+    out_column = tile * WIDE + tl.arange(0, COLUMNS)
+    column = out_column
+    if ACTIVATED:
+        of_tile = tl.arange(0, COLUMNS)
+        out_column = tile * WIDE + of_tile % WIDE
+        column = of_tile // WIDE * width + out_column
     deep = first * DEPTH + tl.arange(0, DEPTH)
     x_at = x_ptr + row[:, None] * x_row + deep[None, :] * x_column
-    up_at = up_ptr + row[:, None] * up_row + deep[None, :] if UP else None
-    squares = tl.zeros((ROWS,), dtype=tl.float32)
     w_at = w_ptr + deep[:, None].to(tl.int64) * w_row + column[None, :].to(tl.int64) * w_column
-    is_row, is_column = row < m, column < n
+    is_row, is_column = row < m, out_column < width
     total = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
     for block in range(first, last):
         x_inside, w_inside = is_row[:, None], is_column[None, :]
-        deep = block * DEPTH + tl.arange(0, DEPTH)
         if not WHOLE:
+            deep = block * DEPTH + tl.arange(0, DEPTH)
             x_inside = x_inside & (deep < k)[None, :]
             w_inside = w_inside & (deep < k)[:, None]
         x = tl.load(x_at, mask=x_inside, other=0.0)
         w = tl.load(w_at, mask=w_inside, other=0.0)
-        if UP:
-            up = tl.load(up_at, mask=x_inside, other=0.0).to(tl.float32)
-            x = gated(x.to(tl.float32), up).to(w_ptr.dtype.element_ty)
-            up_at += DEPTH
-        if NORMED:
-            wider = x.to(tl.float32)
-            squares += tl.sum(wider * wider, axis=1)
-            gain = tl.load(gain_ptr + deep, mask=deep < k, other=0.0).to(tl.float32)
-            x = (wider * gain[None, :]).to(w_ptr.dtype.element_ty)
         total = tl.dot(x, w, total, input_precision=PRECISION)
         x_at += DEPTH * x_column
         w_at += DEPTH * w_row
 
-    inside = is_row[:, None] & is_column[None, :]
-    at = row[:, None] * n + column[None, :]
     if SPLITS > 1:
+        inside = is_row[:, None] & is_column[None, :]
+        at = row[:, None] * n + column[None, :]
         tl.store(partial_ptr + split * m * n + at, total, mask=inside)
-        squares_ptr = partial_ptr + SPLITS * m * n + tile * SPLITS * m
-        if NORMED:
-            tl.store(squares_ptr + split * m + row, squares, mask=is_row)
         # All threads have stored their numbers before the program counts itself in.
         tl.debug_barrier()
         if tl.atomic_add(counter_ptr + tile, 1, sem="acq_rel") < SPLITS - 1:
@@ -263,20 +232,17 @@ def _matmul_kernel(
                 there = inside & (part < SPLITS)
                 # Other programs wrote the parts: read past the cache of this multiprocessor.
                 total += tl.load(partial_ptr + part * m * n + at, mask=there, other=0.0, cache_modifier=".cg")
-        if NORMED:
-            part = tl.arange(0, PADDED_SPLITS)[None, :]
-            there = is_row[:, None] & (part < SPLITS)
-            each = tl.load(squares_ptr + part * m + row[:, None], mask=there, other=0.0, cache_modifier=".cg")
-            squares = tl.sum(each, axis=1)
         tl.store(counter_ptr + tile, 0)
-    if NORMED:
-        total *= tl.rsqrt(squares / k + eps)[:, None]
+    if ACTIVATED:
+        gate, up = tl.split(tl.permute(tl.reshape(total, (ROWS, 2, WIDE)), (0, 2, 1)))
+        total = gated(gate, up)
+    out_column = tile * WIDE + tl.arange(0, WIDE)
+    inside = is_row[:, None] & (out_column < width)[None, :]
     if ADD:
-        total += tl.load(add_ptr + row[:, None] * add_row + column[None, :], mask=inside, other=0.0).to(
-            tl.float32
-        )
+        add = tl.load(add_ptr + row[:, None] * add_row + out_column[None, :], mask=inside, other=0.0)
+        total += add.to(tl.float32)
     out = total.to(out_ptr.dtype.element_ty)
-    tl.store(out_ptr + row[:, None] * out_row + column[None, :], out, mask=inside)
+    tl.store(out_ptr + row[:, None] * out_row + out_column[None, :], out, mask=inside)
 
 
 @launching
@@ -284,78 +250,70 @@ def matmul(
     x: Tensor,
     weight: Tensor,
     *,
-    gain: Tensor | None = None,
-    up: Tensor | None = None,
     add: Tensor | None = None,
+    activated: bool = False,
     out: Tensor | None = None,
     gate: Tensor | None = None,
     space: Workspace | None = None,
     config: MatmulConfig | None = None,
-    eps: float = EPS,
     chained: bool = False,
 ) -> Tensor:
     """Returns x [m, k], m at most MOST_ROWS, times weight [k, n], in the dtype of the weights: [m, n].
 
-    The weights may be row-major or column-major (a transposed [n, k]). With a `gain` [k] x is replaced by its
-    RMS norm, with `up` [m, k], rows contiguous, by silu(x) up, each rounded once to the dtype of the weights;
-    fp16 could not hold x times gain, so norm and product are two launches there. `add` [m, n] is added in
-    fp32 before rounding; it may be `out` itself for an addition in place. With a `gate` (int32 [1]) of 0
-    nothing is written. `space` is a workspace for split layouts, by default that of the stream; `config` the
-    layout, by default `matmul_config`'s. `chained`: where the GPU can, the launch starts while the one
-    before it ends, asks for its first weights unless a gate may skip it, and waits. Returns `out`, or a new
+    The weights may be row-major or column-major (a transposed [n, k]). `activated`: their columns are those
+    of a gate and then as many of what it lets through, and silu(gate) up [m, n / 2] is returned, rounded
+    once. `add`, shaped as what is returned, is added in fp32 before rounding; it may be `out` itself for an
+    addition in place. With a `gate` (int32 [1]) of 0 nothing is written. `space` is a workspace for split
+    layouts, by default that of the stream; `config` the layout, by default `matmul_config`'s. `chained`:
+    where the GPU can, the launch starts while the one before it ends, and waits. Returns `out`, or a new
     tensor. Raises ValueError for sizes that do not fit.
     """
-    _check(x, weight, add, out)
+    width = _check(x, weight, add, out, activated=activated)
     check_gate(gate)
     (m, k), n = x.shape, weight.shape[1]
-    if gain is not None and up is not None:
-        raise ValueError("x is either normed, by gain, or activated, with up, not both")
-    if gain is not None:
-        check_like("gain", gain, (k,), gain.dtype)
-        if weight.dtype == torch.float16:
-            raise ValueError("x times gain may not fit into fp16: norm x before")
-    if up is not None:
-        check_like("up", up, (m, k), up.dtype)
-    config = config or config_for(m, weight, 1 if up is None else 2)
+    chained = chained and gpu_of(weight).chained
+    config = config or config_for(m, weight, chained=chained)
     if config.rows < m:
         raise ValueError(f"a layout of {config.rows} rows for {m}")
     x = x.to(weight.dtype)
-    out = torch.empty(m, n, dtype=weight.dtype, device=x.device) if out is None else out
-    tiles, partials, counters = triton.cdiv(n, config.columns), None, None
+    out = torch.empty(m, width, dtype=weight.dtype, device=x.device) if out is None else out
+    partials, counters = None, None
     if config.splits > 1:
         partials, counters = kept_space(m, n, config, x.device) if space is None else space
         least = _needed(m, n, config)
         if partials.numel() < least[0] or counters.numel() < least[1]:
             raise ValueError(f"the workspace is too small for {m} x {n} in {config.splits} parts")
-    held, line = config.rows * config.columns // (32 * config.warps), CACHE_LINE // weight.element_size()
-    by_columns = is_by_columns(weight)
-    _matmul_kernel[(tiles, config.splits)](
-        x, up, gain, weight, add, out, partials, counters, gate,
-        m, n, k, *x.stride(), 0 if up is None else up.stride(0), *weight.stride(),
-        0 if add is None else add.stride(0), out.stride(0), eps,
-        NORMED=gain is not None, UP=up is not None, ADD=add is not None, GATED=gate is not None,
+    held = config.rows * config.columns // (32 * config.warps)
+    wide = config.columns // 2 if activated else config.columns
+    _matmul_kernel[(triton.cdiv(width, wide), config.splits)](
+        x, weight, add, out, partials, counters, gate,
+        m, n, k, width, *x.stride(), *weight.stride(), 0 if add is None else add.stride(0), out.stride(0),
+        ADD=add is not None, ACTIVATED=activated, GATED=gate is not None,
         WHOLE=k % config.depth == 0,
-        ROWS=config.rows, COLUMNS=config.columns, DEPTH=config.depth,
-        SPLITS=config.splits, PADDED_SPLITS=triton.next_power_of_2(config.splits),
+        ROWS=config.rows, COLUMNS=config.columns, DEPTH=config.depth, SPLITS=config.splits,
         AT_ONCE=min(config.splits, max(1, SUMMED_AT_ONCE // max(1, held))),
         PRECISION="tf32x3" if weight.dtype == torch.float32 else "ieee",
-        LINE_DEPTH=min(line, config.depth) if by_columns else 1,
-        LINE_COLUMNS=1 if by_columns else min(line, config.columns),
-        num_stages=config.stages, **launched(config.warps, chained and gpu_of(weight).chained),
+        num_stages=config.stages, **launched(config.warps, chained),
     )  # fmt: skip
     return out
 
 
-def _check(x: Tensor, weight: Tensor, add: Tensor | None, out: Tensor | None) -> None:
+def _check(
+    x: Tensor, weight: Tensor, add: Tensor | None, out: Tensor | None, *, activated: bool = False
+) -> int:
+    """Returns the columns of what is computed."""
     if x.dim() != 2 or weight.dim() != 2 or x.shape[1] != weight.shape[0] or 0 in weight.shape:
         raise ValueError(f"x {kind(x)} and weight {kind(weight)} do not fit")
     if weight.dtype not in (torch.float16, torch.bfloat16, torch.float32):
         raise ValueError(f"weights have to be fp16, bf16 or fp32, not {weight.dtype}")
-    size = x.shape[0], weight.shape[1]
+    if activated and weight.shape[1] % 2:
+        raise ValueError(f"{weight.shape[1]} columns are no gate and as many more")
+    size = x.shape[0], weight.shape[1] // 2 if activated else weight.shape[1]
     if add is not None:
         check_like("add", add, size, add.dtype)
     if out is not None:
         check_like("out", out, size, weight.dtype)
+    return size[1]
 
 
 # -- the op ----------------------------------------------------------------------------------------------
@@ -368,12 +326,13 @@ def product(
     add: Tensor | None = None,
     out: Tensor | None = None,
     gate: Tensor | None = None,
+    chained: bool = False,
 ) -> Tensor:
-    """Returns x [m, k] times weight [k, n], plus `add` [m, n] before rounding: for few rows by `matmul` where
-    that is faster (`fastest_product`) or has a `gate` (int32 [1]) to read; by cuBLAS else, and for fp8
-    weights (x is rounded to fp8 too; the product is bf16, and nothing is added). Writes to `out` [m, n] if
-    given, which may be `add`; `add` is in the format of weight. Raises ValueError for tensors that do not
-    fit, for a gate with more rows or fp8, and for fp8 with `add`."""
+    """Returns x [m, k] times weight [k, n], plus `add` [m, n] before rounding: for few rows by `matmul`, with
+    `chained`, where that is faster (`fastest_product`) or has a `gate` (int32 [1]) to read; by cuBLAS else,
+    and for fp8 weights (x is rounded to fp8 too; the product is bf16, and nothing is added). Writes to `out`
+    [m, n] if given, which may be `add`; `add` is in the format of weight. Raises ValueError for tensors that
+    do not fit, for a gate with more rows or fp8, and for fp8 with `add`."""
     m, n = x.shape[0], weight.shape[1]
     fp8 = weight.dtype == torch.float8_e4m3fn
     if gate is not None and (fp8 or m > MOST_ROWS):
@@ -396,7 +355,7 @@ def product(
         # The memory behind `out` may belong to another tensor.
         rows = (padded(x) if out is None and add is None else x).to(weight.dtype)
         return torch.mm(rows, weight, out=out)[:m] if add is None else torch.addmm(add, rows, weight, out=out)
-    return matmul(x, weight, add=add, out=out, gate=gate)
+    return matmul(x, weight, add=add, out=out, gate=gate, chained=chained)
 
 
 def is_of_cublas(m: int, weight: Tensor) -> bool:

@@ -8,10 +8,12 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from simcore.kernels.decoder.checks import check_gate, check_like, kind
+from simcore.kernels.decoder.split_kv import launched
 from simcore.kernels.decoder.tensors import random_tensor, wide
-from simcore.kernels.gpu import launching
+from simcore.kernels.gpu import gpu_of, launching
 from simcore.kernels.kernel import Kernel, by_device
 from simcore.ops.op import Op
 
@@ -33,9 +35,12 @@ def reference_norm(x: Tensor, gain: Tensor, *, residual: Tensor | None = None, e
 def _norm_kernel(
     x_ptr, y_ptr, gain_ptr, out_ptr, gate_ptr,
     x_stride, y_stride, gain_stride, out_stride, hidden, eps,
-    ADD: tl.constexpr, GATED: tl.constexpr, BLOCK: tl.constexpr,
+    CHAINED: tl.constexpr, ADD: tl.constexpr, GATED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One row: program (row,)."""
+    if CHAINED:
+        gdc_launch_dependents()
+        gdc_wait()
     if GATED and tl.load(gate_ptr) == 0:
         return
     row = tl.program_id(0).to(tl.int64)
@@ -62,13 +67,15 @@ def norm(
     eps: float = EPS,
     gate: Tensor | None = None,
     out: Tensor | None = None,
+    chained: bool = False,
 ) -> Tensor:
     """Returns the RMS norm of x [tokens, hidden] by rows, times gain [hidden] or [tokens, hidden], summed in
     fp32.
 
     A `residual`, shaped as x, is first added to x in place. Rows may be any distance apart. With a `gate`
-    (int32 [1]) of 0 nothing is written. Returns `out`, or a new tensor. Raises ValueError if the elements of
-    a row are not contiguous.
+    (int32 [1]) of 0 nothing is written. `chained`: where the GPU can, the launch starts while the one before
+    it ends, and waits. Returns `out`, or a new tensor. Raises ValueError if the elements of a row are not
+    contiguous.
     """
     if x.dim() != 2 or x.stride(-1) != 1:
         raise ValueError(f"norm takes [tokens, hidden], rows contiguous, not {kind(x)}")
@@ -85,7 +92,7 @@ def norm(
         x.stride(0), 0 if residual is None else residual.stride(0), gain.stride(0) if gain.dim() == 2 else 0,
         out.stride(0), hidden, eps,
         ADD=residual is not None, GATED=gate is not None, BLOCK=block,
-        num_warps=min(WARPS, max(1, block // (32 * ELEMENTS))),
+        **launched(min(WARPS, max(1, block // (32 * ELEMENTS))), chained and gpu_of(x).chained),
     )  # fmt: skip
     return out
 

@@ -23,6 +23,7 @@ from simcore.kernels.decoder.layer import (
 )
 from simcore.kernels.decoder.matmul import config_for, is_of_cublas, product
 from simcore.kernels.decoder.norm import norm
+from simcore.kernels.decoder.token import choose
 from simcore.validate.benchmarks import cases
 from simcore.validate.benchmarks.cases import OURS, OWN, Bar, Compared
 from simcore.validate.benchmarks.peers import Candidate
@@ -165,8 +166,8 @@ def matrices(weights: LayerWeights) -> list[tuple[str, Tensor]]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Whole:
-    """A model with its caches, and what a step reads and writes: token int64 [batch] chooses the next x of
-    table [vocab, hidden]; head [hidden, vocab]; logits [batch, vocab]."""
+    """A model with its caches, and what a step reads and writes: logits [batch, vocab] by head [hidden,
+    vocab], token int64 [batch], and the next x of table [vocab, hidden]."""
 
     buffers: Buffers
     layers: list[tuple[LayerWeights, LayerCache]]
@@ -181,13 +182,12 @@ class Whole:
     def step(self) -> Tensor:
         """Runs one token of each sequence; returns logits."""
         b = self.buffers
-        torch.index_select(self.table, 0, self.token, out=b.x)
         advance(self.counted)
         for weights, cache in self.layers:
             layer_step(b, weights, cache)
-        norm(b.x, self.gain, out=b.normed)
-        product(b.normed, self.head, out=self.logits)
-        torch.argmax(self.logits, -1, out=self.token)
+        norm(b.x, self.gain, out=b.normed, chained=True)
+        product(b.normed, self.head, out=self.logits, chained=True)
+        choose(self.logits, table=self.table, x=b.x, out=self.token, chained=True)
         return self.logits
 
 
