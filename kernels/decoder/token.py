@@ -126,7 +126,7 @@ def choose(
 
 
 def _space(device: torch.device, batch: int, parts: int) -> tuple[Tensor, Tensor]:
-    """Returns int64 [batch parts] for what parts find, and a zero counter a row, zero again after a launch."""
+    """Returns int64 [batch parts] for what parts find, and a counter a row: zero before and after."""
     if device.type != "cuda":
         return (
             torch.empty(batch * parts, dtype=torch.int64, device=device),
