@@ -610,7 +610,7 @@ def test_a_layer(dtype: torch.dtype, page: int) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_layer_of_more_sequences(dtype: torch.dtype, with_gate: bool) -> None:
     """Without a gate activations are launches of their own there."""
-    b, layers = small_decoder(dtype, pairs=13)
+    b, layers = small_decoder(dtype, pairs=17)
     assert len(b.x) > FEW_ROWS
     ((weights, cache),) = layers
     x, (cached,) = truth_of(b, layers, b.lengths)

@@ -44,6 +44,7 @@ from simcore.kernels.decoder.split_kv import (
     cache_of,
     check_rows,
     depth_beside_others,
+    depth_that_fills,
     depth_that_fits,
     group_of,
     kept_space,
@@ -254,6 +255,19 @@ def config_for(q: Tensor, kv: Cache) -> DecodeConfig | DealtConfig:
     )
 
 
+def config_in_step(q: Tensor, kv: Cache) -> DecodeConfig | DealtConfig:
+    """Returns the layout of `config_for` for a launch that starts while a product ends. Programs then take
+    their places one after another, and a multiprocessor that is free early would take more than its share:
+    where sequences are split alike, each program has too much in flight for that."""
+    config, gpu = config_for(q, kv), gpu_of(q)
+    if isinstance(config, DealtConfig):
+        return config
+    programs = config.splits * len(q) * kv.kv_heads
+    block_bytes = config.block * padded(q.shape[-1]) * kv.k.element_size()
+    each = -(-programs // gpu.processors)
+    return replace(config, stages=depth_that_fills(config.stages, block_bytes, gpu.shared_bytes, each))
+
+
 def longest_split(pairs: int, token_bytes: int) -> int:
     """Returns the longest capacity up to which many pairs of a sequence and a KV head are split alike;
     `token_bytes`: of K and V of a KV head.
@@ -323,6 +337,7 @@ def decode_attention(
     lse: Tensor | None = None,
     space: Workspace | None = None,
     config: DecodeConfig | DealtConfig | None = None,
+    in_step: bool = False,
 ) -> Tensor:
     """Attends from q [batch, q_heads, d] over each sequence's first lengths [batch] (int32) tokens.
 
@@ -336,9 +351,9 @@ def decode_attention(
     and last `window` tokens are attended. gate (int32 [1]): if it is 0 on the device, the launch does
     nothing. lse (contiguous fp32, as q without d) is filled with the natural logarithm of sum_j exp(scale q .
     k_j), by which results over several sets of tokens can be joined. space: see Workspace; by default that of
-    the stream, so that the call is one launch. config: the layout, by default that of `config_for`; a
-    DealtConfig cuts sequences into parts by their lengths. Returns out, as q; it is 0, and lse -inf, for a
-    query that attends no token or whose tokens all score -inf.
+    the stream, so that the call is one launch. config: the layout, by default that of `config_for`, or with
+    `in_step` that of `config_in_step`; a DealtConfig cuts sequences into parts by their lengths. Returns out,
+    as q; it is 0, and lse -inf, for a query that attends no token or whose tokens all score -inf.
 
     Raises ValueError for tensors that do not fit together.
     """
@@ -354,7 +369,7 @@ def decode_attention(
         check_rows(q, kv.kv_heads)
     if not len(q):
         return torch.empty_like(q) if out is None else out
-    config = config or config_for(q, kv)
+    config = config or (config_in_step if in_step else config_for)(q, kv)
     out = torch.empty_like(q) if out is None else out
     check_like("out", out, tuple(q.shape), q.dtype)
     _check_lse(lse, q)

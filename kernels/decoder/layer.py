@@ -29,7 +29,7 @@ from simcore.kernels.gpu import launching
 
 # Up to so many rows this project's products are the faster ones in a whole step, where they are chained:
 # docs/measurements/kernels.md.
-FEW_ROWS = 24
+FEW_ROWS = 32
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -142,7 +142,7 @@ def attend(b: Buffers, cache: LayerCache, *, gate: Tensor | None = None) -> None
     decode_attention(
         b.q, cache.k, cache.v, b.lengths,
         block_table=b.block_table, k_scale=cache.k_scale, v_scale=cache.v_scale,
-        gate=gate, out=b.heads,
+        gate=gate, out=b.heads, in_step=True,
     )  # fmt: skip
 
 

@@ -289,9 +289,28 @@ def depth_that_fits(block_bytes: int, shared_bytes: int) -> int:
     """Returns the pipeline stages whose blocks of K and V, of so many bytes each, fit a program's shared
     memory; at least 2."""
     depth = STAGES
-    while depth > 2 and 2 * (depth - 1) * block_bytes + SPARE_BYTES > shared_bytes:
+    while depth > 2 and not _fit(1, depth, block_bytes, shared_bytes):
         depth -= 1
     return depth
+
+
+def depth_that_fills(depth: int, block_bytes: int, shared_bytes: int, programs: int) -> int:
+    """Returns the fewest pipeline stages, `depth` or more, with which so many programs leave no room for
+    another in a multiprocessor's memory.
+
+    >>> [depth_that_fills(4, 8192, 227 * 1024, programs) for programs in (1, 2, 4)]
+    [8, 6, 4]
+    """
+    while _fit(programs + 1, depth, block_bytes, shared_bytes) and _fit(
+        programs, depth + 1, block_bytes, shared_bytes
+    ):
+        depth += 1
+    return depth
+
+
+def _fit(programs: int, depth: int, block_bytes: int, shared_bytes: int) -> bool:
+    """Whether so many programs fit a multiprocessor's memory; the last stage has no blocks of its own."""
+    return programs * (2 * (depth - 1) * block_bytes + SPARE_BYTES) <= shared_bytes
 
 
 def stages(wanted: int, kv: Cache) -> int:
