@@ -109,7 +109,7 @@ def test_what_has_no_tensor_on_a_gpu_is_called_as_it_is() -> None:
 
 
 def test_kernels_refuse_tensors_that_ask_for_gradients() -> None:
-    x, weight = torch.randn(2, 64), torch.randn(64, 32, requires_grad=True)
+    x, weight = torch.randn(2, 64, device=DEVICE), torch.randn(64, 32, device=DEVICE, requires_grad=True)
     with pytest.raises(RuntimeError, match="matmul gives no gradients"):
         matmul(x, weight)
     with torch.no_grad():
