@@ -48,6 +48,7 @@ from simcore.planning.searches import (
     Judged,
     _by_chance,
     _by_tosses,
+    _crossing,
     _hardly_keeps_up,
     _is_hopeless,
     _Looked,
@@ -803,6 +804,27 @@ def test_where_means_cross_is_told_beside_what_is_sure(power: float) -> None:
     assert found.holds is not None
     assert found.likely == pytest.approx(edge, rel=0.005)
     assert found.holds <= found.likely
+
+
+def test_where_means_cross_is_told_by_runs_of_one_length() -> None:
+    """Shorter runs at 1.06 were within the limit, where those as long as at 1.00 are over it from 1.02 on; if
+    none as long is over it, a shorter one that is counts, and says nothing if it is not."""
+    values = {1.0: (0.98, 4), 1.01: (0.99, 4), 1.03: (1.01, 4), 1.06: (0.97, 2), 1.2: (1.18, 4)}
+
+    def crossing(left_out: set[float]) -> float:
+        looked = _Looked(low=1.0)
+        for value, (mean, times) in values.items():
+            if value not in left_out:
+                runs = tuple(Ran({TTFT.metric: mean}) for _ in range(3))
+                looked.tried[value] = Judged(point(value), runs, "holds" if value == 1.0 else "unsure")
+                looked.times[value] = times
+        (found,) = drive([_crossing(point, looked, [TTFT], Rule())], answered(lambda number: number - 0.02))
+        return float(found)
+
+    assert crossing(set()) == pytest.approx(1.02, rel=0.001)
+    assert crossing({1.03, 1.2}) == 1.0
+    values[1.06] = (1.04, 2)
+    assert crossing({1.03, 1.2}) == pytest.approx(1.02, rel=0.002)
 
 
 def test_a_queue_that_grows_in_some_runs_fails_only_if_chance_does_not_do_so() -> None:
