@@ -626,19 +626,22 @@ def _crossing(
 ) -> Search[float]:
     """Returns the value at which the means cross a limit, at least the one that holds: on lines between
     neighbours, with one more point where these are far from each other. Runs of another length have other
-    figures: such a point counts only where none as long is over a limit."""
+    figures: such a point counts only where it is over a limit and none as long is."""
     low, tried, times = looked.low, looked.tried, looked.times
     assert low is not None
     pairs = tried[low].runs
-    alike = {value for value in tried if value >= low and times[value] == times[low]}
-    shares = {value: _share(tried[value].runs, limits, pairs) for value in alike}
-    if not any(share >= 0.0 for share in shares.values()):
-        others = {value: _share(one.runs, limits) for value, one in tried.items() if value > max(alike)}
+    shares = {
+        value: _share(one.runs, limits, pairs)
+        for value, one in tried.items()
+        if value >= low and times[value] == times[low]
+    }
+    below = max((value for value, share in shares.items() if share < 0.0), default=low)
+    if below == max(shares):
+        others = {value: _share(one.runs, limits) for value, one in tried.items() if value > below}
         shares |= {value: share for value, share in others.items() if share >= 0.0}
-    above = min((value for value, share in shares.items() if share >= 0.0), default=None)
+    above = min((value for value in shares if value > below), default=None)
     if above is None or not shares[low] < 0.0:
         return low
-    below = max(value for value in shares if value < above)
     for _ in range(HALVINGS):
         if above <= below * CLOSE:
             break
