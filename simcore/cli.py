@@ -213,7 +213,8 @@ def plan(
     report_builder()
     file = shipped.found(file)
     asked = load_plan(file, question, settings, sensitivity=sensitivity)
-    target = out or Path("runs") / asked.name / "plan"
+    # Answers to several questions about a scenario stay beside each other.
+    target = out or Path("runs") / asked.name / (f"plan_{question}" if question else "plan")
     rundir.check_target(target)
     with prefixed_errors(str(file)):
         found = planned(asked, jobs=processes, progress=terminal.progress(), dask=dask)

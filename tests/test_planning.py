@@ -1574,7 +1574,7 @@ def test_the_command_line_writes_a_plan(tmp_path: Path, monkeypatch: pytest.Monk
     result = CliRunner().invoke(cli.app, words)
     assert result.exit_code == 0, result.output
     said = json.loads(result.stdout)
-    folder = tmp_path / "runs" / "small" / "plan"
+    folder = tmp_path / "runs" / "small" / "plan_devices"
     assert {each.name for each in folder.iterdir()} == {
         *("plan.yaml", "points.csv", "points.json", "points.parquet", "summary.json", "provenance.json"),
         *("scenarios.json", "report.html"),
@@ -1627,6 +1627,14 @@ def test_a_setting_that_is_misspelt_is_one_line(
     assert says in str(error.value)
     assert len(str(error.value)) < 300
     assert "\n" not in str(error.value)
+
+
+def test_a_named_base_has_its_fields_set_by_their_own_names(tmp_path: Path) -> None:
+    path = written(tmp_path, {"base": "quickstart", "question": "rate"})
+    assert load_plan(path, None, ["workload.requests=7"]).document["workload"]["requests"] == 7
+    with pytest.raises(InputError) as error:
+        load_plan(path, None, ["base.workload.requests=7"])
+    assert str(error.value).endswith("whose fields are set without it: --set workload.requests=...")
 
 
 @slow

@@ -503,9 +503,12 @@ def _of_plan(setting: str, document: Mapping[str, Any]) -> bool:
     """Whether a setting is of a field of the plan's file, and not of its scenario. Raises InputError if it
     is of neither."""
     key, _, _ = setting.partition("=")
-    first, dot, _ = key.partition(".")
+    first, dot, rest = key.partition(".")
     if first == "slo" and dot:
         return False
+    if first == "base" and dot and isinstance(document.get("base"), str):
+        says = f"base is the name of a scenario, whose fields are set without it: --set {plain(rest)}=..."
+        raise InputError(f"--set {plain(key)}: {says}")
     known = field_names()
     every = dict.fromkeys((*Whatif.model_fields, *known))
     if first and first not in every:
