@@ -16,6 +16,7 @@ from torch import Tensor
 
 from simcore.kernels.decoder.activation import activation, reference_activation
 from simcore.kernels.decoder.cache import kv_append, move, reference_kv_append
+from simcore.kernels.decoder.choice import choose, reference_choose
 from simcore.kernels.decoder.decode_attention import split_config_for
 from simcore.kernels.decoder.layer import (
     FEW_ROWS,
@@ -53,7 +54,7 @@ from simcore.kernels.decoder.rotary import (
 )
 from simcore.kernels.decoder.speculative_attention import speculation
 from simcore.kernels.decoder.split_kv import ONE_BY_ONE, Cache
-from simcore.kernels.decoder.token import choose, note, reference_choose, reference_note
+from simcore.kernels.decoder.token import note, reference_note
 from simcore.kernels.table import TABLE
 from simcore.ops import op as ops
 from tests.thorough import thorough

@@ -10,6 +10,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from simcore.kernels.decoder.choice import choose
 from simcore.kernels.decoder.decode_attention import reference_decode_attention
 from simcore.kernels.decoder.layer import (
     Buffers,
@@ -23,7 +24,6 @@ from simcore.kernels.decoder.layer import (
 )
 from simcore.kernels.decoder.matmul import config_for, is_of_cublas, product
 from simcore.kernels.decoder.norm import norm
-from simcore.kernels.decoder.token import choose
 from simcore.validate.benchmarks import cases
 from simcore.validate.benchmarks.cases import OURS, OWN, Bar, Compared
 from simcore.validate.benchmarks.peers import Candidate

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from simcore.kernels.decoder.activation import activation
 from simcore.kernels.decoder.cache import kv_append, move
+from simcore.kernels.decoder.choice import choose
 from simcore.kernels.decoder.decode_attention import config_for, decode_attention, workspace
 from simcore.kernels.decoder.matmul import product
 from simcore.kernels.decoder.norm import norm
@@ -246,10 +247,7 @@ class CardDecoderState(CardState):
     def _choose(self, op: Op, gate: Tensor | None) -> None:
         del op
         ids, logits = self.buffers["ids"], self.buffers.get("all_logits", self.buffers["logits"])
-        if gate is None:
-            torch.argmax(logits, -1, out=ids)
-        else:
-            move(logits.argmax(-1)[:, None], ids[:, None], gate=gate)
+        choose(logits, gate=gate, out=ids)
         note(ids, self.lengths, self.first, self.chosen, gate=gate)
 
 
