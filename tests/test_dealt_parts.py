@@ -5,6 +5,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from random import Random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -30,11 +31,12 @@ from simcore.kernels.decoder.decode_attention import (
     DecodeConfig,
     Workspace,
     config_for,
+    config_in_step,
     decode_attention,
     decode_config,
     workspace,
 )
-from simcore.kernels.decoder.split_kv import Cache, cache, padded
+from simcore.kernels.decoder.split_kv import Cache, cache, depth_that_fills, depth_that_fits, padded
 from simcore.kernels.gpu import Gpu, gpu_of
 from tests.attention_cases import BARS, Case, Shape, error, make_case, some_lengths, truth
 from tests.test_triton_attention import (
@@ -181,6 +183,41 @@ def chosen(batch: int, kv_heads: int, capacity: int) -> DecodeConfig | DealtConf
     q = torch.zeros(batch, 4 * kv_heads, 128, dtype=torch.bfloat16)
     k = q.new_zeros(1).expand(batch, kv_heads, capacity, 128)
     return config_for(q, Cache(k, k, None, None, None))
+
+
+def test_in_a_step_only_as_many_programs_fit_a_multiprocessor_as_is_their_share(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Stages of plain calls and of steps: 128 programs, one each; 256 and 224, two each; parts by lengths."""
+    monkeypatch.setattr("simcore.kernels.decoder.decode_attention.gpu_of", lambda x: Gpu(chained=True))
+
+    def stages(batch: int, capacity: int, heads: int = 32, **other: Any) -> tuple[int, int]:
+        q = torch.zeros(batch, heads, 128, dtype=other.get("dtype", torch.bfloat16))
+        k = torch.zeros(1, dtype=torch.bfloat16).expand(batch, 8, capacity, 128)
+        kv = Cache(k, k, other.get("table"), None, None)
+        return config_for(q, kv).stages, config_in_step(q, kv).stages
+
+    assert stages(1, 1024) == (4, 5)
+    assert stages(1, 26_176) == stages(7, 2154) == (4, 6)
+    assert stages(17, 21_000) == (4, 4)
+    # Pages, groups of more than 16 queries and fp32 queries.
+    assert stages(1, 1024, heads=256) == stages(1, 1024, dtype=torch.float32) == (4, 4)
+    q, k = torch.zeros(1, 32, 128, dtype=torch.bfloat16), torch.zeros(64, 16, 8, 128, dtype=torch.bfloat16)
+    paged = Cache(k, k, torch.zeros(1, 64, dtype=torch.int32), None, None)
+    assert config_in_step(q, paged) == config_for(q, paged)
+    monkeypatch.setattr("simcore.kernels.decoder.decode_attention.gpu_of", lambda x: Gpu(chained=False))
+    assert stages(1, 1024) == (4, 4)
+
+
+@pytest.mark.parametrize("head_dim", [16, 64, 128, 256])
+@pytest.mark.parametrize("programs", [1, 2, 3])
+def test_stages_that_fill_a_multiprocessor_fit_it(programs: int, head_dim: int) -> None:
+    for block_bytes in (head_dim * 2 * block for block in (16, 32, 64)):
+        for shared_bytes in (99 * 1024, 227 * 1024):
+            begin = depth_that_fits(block_bytes, shared_bytes // programs)
+            depth = depth_that_fills(begin, block_bytes, shared_bytes, programs)
+            assert begin <= depth <= max(begin, 8)
+            assert begin == depth or programs * (2 * (depth - 1) * block_bytes + 8192) <= shared_bytes
 
 
 def test_several_long_sequences_are_cut_by_their_lengths() -> None:

@@ -41,13 +41,13 @@ def _choose_kernel(
     CHAINED: tl.constexpr, GATED: tl.constexpr, EMBEDS: tl.constexpr,
     PARTS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One part of one row: program (part, row). PARTS: `parts` padded."""
+    """One part of one row: program (row, part). PARTS: `parts` padded."""
     if CHAINED:
         gdc_launch_dependents()
         gdc_wait()
     if GATED and tl.load(gate_ptr) == 0:
         return
-    part, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     blocks = tl.cdiv(vocab, BLOCK)
     least: tl.constexpr = -(2**63)
     best = tl.full((BLOCK,), least, dtype=tl.int64)
@@ -116,7 +116,7 @@ def choose(
     gpu = gpu_of(logits)
     parts = max(1, min(triton.cdiv(vocab, BLOCK), gpu.processors // batch))
     held, counters = _space(logits.device, batch, parts)
-    _choose_kernel[(parts, batch)](
+    _choose_kernel[(batch, parts)](
         logits, held, counters, out, table, x, gate,
         vocab, hidden, parts, logits.stride(0), 0 if table is None else table.stride(0),
         0 if x is None else x.stride(0),

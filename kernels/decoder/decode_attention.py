@@ -34,7 +34,9 @@ from simcore.kernels.decoder.dealt_parts import (
 )
 from simcore.kernels.decoder.split_kv import (
     BLOCK_BYTES,
+    LEAST_ROWS,
     MOST_PARTS,
+    NUMBER_BYTES,
     WARPS,
     Cache,
     Shares,
@@ -258,9 +260,13 @@ def config_for(q: Tensor, kv: Cache) -> DecodeConfig | DealtConfig:
 def config_in_step(q: Tensor, kv: Cache) -> DecodeConfig | DealtConfig:
     """Returns the layout of `config_for` for a launch that starts while a product ends. Programs then take
     their places one after another, and a multiprocessor that is free early would take more than its share:
-    where sequences are split alike, each program has too much in flight for that."""
+    where sequences are split alike, each program has too much in flight for that. It stays as it is where
+    launches are not chained, with a block table, whose look-ups take stages of their own, and with many or
+    wide queries, which need memory too."""
     config, gpu = config_for(q, kv), gpu_of(q)
-    if isinstance(config, DealtConfig):
+    if isinstance(config, DealtConfig) or not config.chained or kv.table is not None:
+        return config
+    if group_of(q, kv.kv_heads) > LEAST_ROWS or q.element_size() > min(NUMBER_BYTES):
         return config
     programs = config.splits * len(q) * kv.kv_heads
     block_bytes = config.block * padded(q.shape[-1]) * kv.k.element_size()

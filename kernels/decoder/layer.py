@@ -25,11 +25,11 @@ from simcore.kernels.decoder.norm import norm, reference_norm
 from simcore.kernels.decoder.rotary import angles, reference_rotary_append, rotary_append
 from simcore.kernels.decoder.speculative_attention import Speculation, speculative_attention
 from simcore.kernels.decoder.split_kv import Cache
-from simcore.kernels.gpu import launching
+from simcore.kernels.gpu import gpu_of, launching
 
-# Up to so many rows this project's products are the faster ones in a whole step, where they are chained:
-# docs/measurements/kernels.md.
-FEW_ROWS = 32
+# Up to so many rows this project's products are the faster ones in a whole step, or as fast; where launches
+# cannot be chained, up to fewer: docs/measurements/kernels.md.
+FEW_ROWS, FEW_UNCHAINED = 32, 8
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -178,7 +178,8 @@ def layer_step(
     `attend`; then products are this project's, as of few sequences; else by whichever is faster (`product`).
     Raises ValueError for a gate and more sequences than such a product has rows.
     """
-    ours = len(b.x) <= FEW_ROWS or gate is not None
+    few = FEW_ROWS if gpu_of(b.x).chained else FEW_UNCHAINED
+    ours = len(b.x) <= few or gate is not None
     own = partial(matmul, gate=gate, chained=True)
     multiply = own if ours else partial(product, chained=True)
     normed = partial(norm, b.x, gate=gate, out=b.normed, chained=True)

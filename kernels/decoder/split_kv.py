@@ -42,6 +42,8 @@ BLOCK_BYTES = 8 * 1024
 # Above this many parts, the sum costs more than a second program a multiprocessor gains.
 MOST_PARTS = 64
 STAGES, WARPS = 4, 4
+# Stages at most: of small blocks more say nothing to memory, and take long to compile.
+MOST_STAGES = 8
 # Shared memory that a program needs besides its blocks.
 SPARE_BYTES = 8 * 1024
 # A matrix instruction takes at least so many rows.
@@ -296,16 +298,17 @@ def depth_that_fits(block_bytes: int, shared_bytes: int) -> int:
 
 def depth_that_fills(depth: int, block_bytes: int, shared_bytes: int, programs: int) -> int:
     """Returns the fewest pipeline stages, `depth` or more, with which so many programs leave no room for
-    another in a multiprocessor's memory.
+    another in a multiprocessor's memory, or as many as fit, MOST_STAGES at most.
 
     >>> [depth_that_fills(4, 8192, 227 * 1024, programs) for programs in (1, 2, 4)]
     [8, 6, 4]
     """
-    while _fit(programs + 1, depth, block_bytes, shared_bytes) and _fit(
-        programs, depth + 1, block_bytes, shared_bytes
-    ):
-        depth += 1
-    return depth
+    for more in range(depth, MOST_STAGES):
+        if not _fit(programs + 1, more, block_bytes, shared_bytes):
+            return more
+        if not _fit(programs, more + 1, block_bytes, shared_bytes):
+            return more
+    return max(depth, MOST_STAGES)
 
 
 def _fit(programs: int, depth: int, block_bytes: int, shared_bytes: int) -> bool:

@@ -626,7 +626,8 @@ def _crossing(
 ) -> Search[float]:
     """Returns the value at which the means cross a limit, at least the one that holds: on lines between
     neighbours, with one more point where these are far from each other. Runs of another length have other
-    figures: such a point counts only where it is over a limit and none as long is."""
+    figures: such a point counts only where it is over a limit and none as long is. On worlds whose edge is
+    known that came nearer to it than by all points (tests/test_planning_tapes.py)."""
     low, tried, times = looked.low, looked.tried, looked.times
     assert low is not None
     pairs = tried[low].runs

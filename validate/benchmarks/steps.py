@@ -133,7 +133,9 @@ def layer(bench: Bench) -> list[Bar]:
     row = replace(
         cases.row_of(of, "", OWN, cases.LAYER_ERROR_BAR),
         error=error if same else float("nan"),
-        config="; ".join(f"{name}: {config_for(of.batch, weight)}" for name, weight in matrices(parts[1])),
+        config="; ".join(
+            f"{name}: {config_for(of.batch, weight, chained=True)}" for name, weight in matrices(parts[1])
+        ),
     )
     executed_row = replace(row, implementation=f"{OURS}, executed")
     skipped_row = replace(row, implementation=f"{OURS}, skipped", hbm_bytes=0)
@@ -232,6 +234,9 @@ def decode_step_case(of: cases.DecodeStep, bench: Bench) -> Compared:
     graph = capture([model.step])
     after_head = model.buffers.normed.double() @ model.head.double()
     error = max(error, relative_error(model.logits, after_head), key=nan_last)
+    chosen = model.logits.argmax(-1)
+    if not torch.equal(model.token, chosen) or not torch.equal(model.buffers.x, model.table[chosen]):
+        error = float("nan")
     row = replace(cases.row_of(of, OURS, OWN, cases.LAYER_ERROR_BAR), error=error)
     found = [replayed(graph, 1, quick=bench.quick) for _ in range(ROUNDS)]
     row = cases.timed(row, cases.times(found), cases.cold(1, of.hbm_bytes))
