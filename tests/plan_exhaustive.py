@@ -141,8 +141,9 @@ def rate(asked: Asked, plan: Plan) -> tuple[bool, str]:
     assert best.value is not None
     requests = best.point.case.axes.requests
     times = requests // one.point.case.axes.requests
+    likely = next(one.likely for group in plan.result.groups for one in group if one.best is best)
     edge, value = None, best.value * 0.97
-    while edge is None and value < best.value * 1.3:
+    while edge is None and value < max(best.value * 1.3, 1.1 * (likely or 0.0)):
         ran = runner([Ask(with_load(benches, one, value, times), replica) for replica in range(MANY)])
         growing = 2 * sum(each.growing for each in ran) > len(ran)
         if growing or too_few(ran) or _over(asked, ran):
@@ -150,7 +151,6 @@ def rate(asked: Asked, plan: Plan) -> tuple[bool, str]:
         value *= 1.01
     if edge is None:
         return False, f"plan {best.value:.4g}, no edge up to {value:.4g}"
-    likely = next(one.likely for group in plan.result.groups for one in group if one.best is best)
     sure, off = (value / (edge / 1.005) - 1.0 for value in (best.value, likely or best.value))
     effort = f"requests 1/{MANY * GRID * requests / plan.requests:.1f} of a grid's of {requests:,}"
     text = f"plan {best.value:.4g}/s for sure, {sure:+.1%}, {likely or 0.0:.4g}/s by means, {off:+.1%}"

@@ -827,6 +827,22 @@ def test_where_means_cross_is_told_by_runs_of_one_length() -> None:
     assert crossing({1.03, 1.2}) == pytest.approx(1.02, rel=0.002)
 
 
+@pytest.mark.parametrize(("beyond", "by"), [(1.01, 1.4), (1.2, 1.2)])
+def test_where_means_cross_few_replicas_yield_to_many_beyond(beyond: float, by: float) -> None:
+    """Eight replicas at 1.2 are over the limit by chance, a hundred at 1.4 by less: their line counts. It
+    does not if the hundred are farther over the limit than the lower end is below it."""
+    means = {1.0: (0.98, 100), 1.2: (1.02, 8), 1.4: (beyond, 100)}
+    looked = _Looked(low=1.0, times=dict.fromkeys(means, 1))
+    for value, (mean, count) in means.items():
+        verdict: Any = "holds" if value == 1.0 else "unsure"
+        runs = tuple(Ran({TTFT.metric: mean}) for _ in range(count))
+        looked.tried[value] = Judged(point(value), runs, verdict)
+    steep = log(means[by][0] / 0.98) / log(by)
+    ran = answered(lambda number: 0.98 * number**steep)
+    (found,) = drive([_crossing(point, looked, [TTFT], Rule())], ran)
+    assert found == pytest.approx(0.98 ** (-1.0 / steep), rel=1e-6)
+
+
 def test_a_queue_that_grows_in_some_runs_fails_only_if_chance_does_not_do_so() -> None:
     """With 0.2 and 0.8 of all runs growing both verdicts are sure after some; three alone say nothing."""
     for share, verdict in ((0.2, "holds"), (0.8, "fails")):

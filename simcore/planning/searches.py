@@ -636,6 +636,7 @@ def _crossing(
         for value, one in tried.items()
         if value >= low and times[value] == times[low]
     }
+    shares = _without_outdone(low, shares, {value: len(tried[value].runs) for value in shares})
     below = max((value for value, share in shares.items() if share < 0.0), default=low)
     if below == max(shares):
         others = {value: _share(one.runs, limits) for value, one in tried.items() if value > below}
@@ -657,6 +658,20 @@ def _crossing(
         if straight:
             break
     return _on_line(below, above, shares)
+
+
+def _without_outdone(
+    low: float, shares: Mapping[float, float], counts: Mapping[float, int]
+) -> dict[float, float]:
+    """Returns the shares without those of few replicas, where a point beyond, no farther over the limit than
+    `low` is below it, has had over twice as many: of a metric that hardly depends on the value, few say
+    little."""
+    sure = [value for value, share in shares.items() if value > low and abs(share) <= -shares[low]]
+    return {
+        value: share
+        for value, share in shares.items()
+        if value == low or not any(one > value and counts[one] > 2 * counts[value] for one in sure)
+    }
 
 
 def _on_line(below: float, above: float, shares: Mapping[float, float]) -> float:
