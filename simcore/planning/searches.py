@@ -650,8 +650,9 @@ def _crossing(
         straight = shares[above] < inf
         middle = _on_line(below, above, shares)
         point = at(middle)
-        most = 1 if point.same_in_every_run else min(ENOUGH, rule.most)
-        count = min(len(pairs), most) if straight else most
+        # On a line this point decides: it has as many replicas as what holds.
+        count = len(pairs) if straight else min(ENOUGH, rule.most)
+        count = 1 if point.same_in_every_run else count
         runs = yield [Ask(point, replica) for replica in range(count)]
         shares[middle] = _share(runs, limits, pairs)
         below, above = (middle, above) if shares[middle] < 0.0 else (below, middle)
