@@ -303,12 +303,11 @@ def depth_that_fills(depth: int, block_bytes: int, shared_bytes: int, programs: 
     >>> [depth_that_fills(4, 8192, 227 * 1024, programs) for programs in (1, 2, 4)]
     [8, 6, 4]
     """
-    for more in range(depth, MOST_STAGES):
-        if not _fit(programs + 1, more, block_bytes, shared_bytes):
-            return more
-        if not _fit(programs, more + 1, block_bytes, shared_bytes):
-            return more
-    return max(depth, MOST_STAGES)
+    while depth < MOST_STAGES and _fit(programs + 1, depth, block_bytes, shared_bytes):
+        if not _fit(programs, depth + 1, block_bytes, shared_bytes):
+            break
+        depth += 1
+    return depth
 
 
 def _fit(programs: int, depth: int, block_bytes: int, shared_bytes: int) -> bool:

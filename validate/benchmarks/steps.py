@@ -10,7 +10,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from simcore.kernels.decoder.choice import choose
+from simcore.kernels.decoder.choice import choose, reference_choose
 from simcore.kernels.decoder.decode_attention import reference_decode_attention
 from simcore.kernels.decoder.layer import (
     Buffers,
@@ -234,8 +234,8 @@ def decode_step_case(of: cases.DecodeStep, bench: Bench) -> Compared:
     graph = capture([model.step])
     after_head = model.buffers.normed.double() @ model.head.double()
     error = max(error, relative_error(model.logits, after_head), key=nan_last)
-    chosen = model.logits.argmax(-1)
-    if not torch.equal(model.token, chosen) or not torch.equal(model.buffers.x, model.table[chosen]):
+    token, x = reference_choose(model.logits, model.table)
+    if x is None or not torch.equal(model.token, token) or not torch.equal(model.buffers.x, x):
         error = float("nan")
     row = replace(cases.row_of(of, OURS, OWN, cases.LAYER_ERROR_BAR), error=error)
     found = [replayed(graph, 1, quick=bench.quick) for _ in range(ROUNDS)]
