@@ -21,14 +21,18 @@ def torch_dtype(name: str) -> torch.dtype:
     return DTYPES[name]
 
 
-def run_kernel(op: Op, *tensors: Tensor) -> Any:
-    """Runs the kernel of an op on some tensors; returns its result."""
+def run_kernel(op: Op, *tensors: Any) -> Any:
+    """Runs the kernel of an op on some tensors, or sequences of them; returns its result."""
     return TABLE[op.kind].run(op, *tensors)
 
 
 class State(Protocol):
     """The buffers of one rank, and which of them an op reads and writes. Ops are bound: all their sizes are
     numbers. A fused op is executed part by part unless `simcore.kernels.table.TABLE` has its kind."""
+
+    def begin(self, batch: Any, sizes: Mapping[str, int], replay: int) -> None:
+        """Notes what a launch says besides its graph (`batch`), and the sizes of its next replay."""
+        del batch, sizes, replay
 
     def execute(self, op: Op) -> None:
         """Runs a local op."""

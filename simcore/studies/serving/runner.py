@@ -385,7 +385,10 @@ def prepared(bench: Bench, case: Case, replica: int, end: End = "value", most: i
         others=others,
         case=repr((case.axes, replica)),
         title=_title(case.axes),
-        holds={"kv_tokens": len(drawn.prompt_tokens) * (drawn.longest_prompt + drawn.max_tokens)},
+        holds={
+            "kv_tokens": len(drawn.prompt_tokens) * (drawn.longest_prompt + drawn.max_tokens),
+            "shared_text": drawn.shared_text,
+        },
     )
     simulation = bench.hardware.start(setup)
     ranks = [rank for group in groups for rank in group.ranks]
