@@ -3,6 +3,7 @@ beside it, by every serving schedule. The truth is a float64 model computed toke
 the project."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from random import Random
 from typing import Any
@@ -18,10 +19,16 @@ from simcore.schedules.continuous_batching import continuous_batching
 from simcore.schedules.dynamic_batching import dynamic_batching
 from simcore.schedules.iteration_batching import iteration_batching
 from simcore.schedules.temporal_fusion import temporal_fusion
+from simcore.validate.machines.buffers.cuda_served import Cache, CardServedState
+from simcore.validate.machines.buffers.decoder import shards
 from simcore.validate.machines.buffers.served import ServedState, prompt_ids, served_states
 from simcore.validate.machines.cpu.machine import TorchRun
+from simcore.validate.machines.cuda.cuda_api import TorchCudaApi
+from simcore.validate.machines.cuda.machine import Card
 from simcore.workload.requests import END, REQUESTS, Journal, Request, own_text
-from tests.test_torch_decoder import CONFIGS, F64, SEED, Dense
+from tests.fake_card import FakeCudaApi
+from tests.test_card_decoder import BOTH
+from tests.test_torch_decoder import CONFIGS, F32, F64, GQA, SEED, Dense
 from tests.thorough import first
 
 SLOT = 40
@@ -94,6 +101,36 @@ def requests(random: Random, *, equal: bool) -> list[Request]:
     return [Request(i, at_s[i], random.randint(1, 20), tokens[i], tokens[i]) for i in range(7)]
 
 
+def on_card(
+    kind: str, schedule: Callable[..., Program], model: ServedDecoder, wanted: list[Request], **room: int
+) -> dict[int, list[int]]:
+    """The answers of a card: in Triton's interpreter on a card that is none, or of the real one."""
+    api: Any = TorchCudaApi() if kind == "cuda" else FakeCudaApi(3)
+    device = "cuda" if kind == "cuda" else "cpu"
+    config = model.config
+    weights = shards(config, model.dtypes, 1, model.style, SEED)[0].to(device)
+    cache = Cache(model, room.get("kv_tokens", 16 * SLOT), SLOT + 8, len(wanted), SEED, device)
+    state = CardServedState(model, weights, cache, 8)
+    run, journal, answers = Card([state], api, mesh={"tensor": 1}).start(), Journal(), dict[int, list[int]]()
+    run.feed(0, REQUESTS, [*((r.arrival_s, r) for r in wanted), (wanted[-1].arrival_s, END)])
+    journal.answered = lambda r, _: answers.update({r.id: cache.answer(r)})
+    run.run(lambda m: schedule(m, model, journal))
+    return answers
+
+
+@pytest.mark.parametrize("kind", BOTH)
+@pytest.mark.parametrize("seed", first(1, range(6)))
+@pytest.mark.parametrize("name", list(schedules(Random(0))))
+def test_a_card_answers_the_same(name: str, seed: int, kind: str) -> None:
+    random = Random(f"{name} {seed}")
+    schedule, wanted = schedules(random)[name], requests(random, equal=name == "iteration")
+    config = replace(GQA, layers=2)
+    answers, alone = on_card(kind, schedule, ServedDecoder(config, dtypes=F32), wanted), Alone(config)
+    for r in wanted:
+        truth = alone.answer(prompt_ids(r, config.vocab, SEED).tolist(), r.output_tokens)
+        assert answers[r.id] == truth, (r.id, r.preemptions)
+
+
 NAMES = list(schedules(Random(0)))
 
 
@@ -124,7 +161,7 @@ def test_sequences_that_were_sent_back_go_on_where_they_were() -> None:
 
 
 def test_turns_that_begin_with_what_is_cached_are_answered_as_if_nothing_were() -> None:
-    """Three turns of a session, each with the answer before it in its prompt; and prompts that begin alike."""
+    """Three turns of a session, each with the answer before it in its prompt and prompts that begin alike."""
     prompts, answers = [8, 17, 26], [5, 5, 5]
     wanted, content = [], ((7, 4),)
     for i, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):

@@ -99,7 +99,9 @@ class Card:
         """Returns a stream of a rank."""
         found = self.lanes.get((rank, name))
         if found is None:
-            found = self.lanes[rank, name] = RankStream(rank, name, self.states[rank], self.api.stream())
+            found = self.lanes[rank, name] = RankStream(
+                rank, name, self.states[rank].on(name), self.api.stream()
+            )
         return found
 
     def reset(self) -> None:
@@ -421,9 +423,7 @@ class CardRun(Device):
             self._stages.capture(leader, plan, which, (), nodes, ())
 
     def _plan(self, stream: Stream, launch: Launch, sizes: Mapping[str, int]) -> Plan:
-        captured_sizes = {
-            name: sizes[name] for name in sorted(stream.lanes[0].state.captured_sizes(launch.graph))
-        }
+        captured_sizes = stream.lanes[0].state.bound(launch.graph, sizes)
         key = plan_key(launch, self.card.same(launch.graph), captured_sizes, len(stream.lanes))
         # Each stream has its own codes and memory.
         found = self.card.plans.get((stream.rank, stream.name, key))
@@ -436,13 +436,18 @@ class CardRun(Device):
                 (s.name, s.source, self.card.code(f"{of} waits for signal {s.name} of rank {s.source}"))
                 for s in launch.signals
             )
-            cut = stages(launch, sizes, len(stream.lanes))
-            found = Plan(cut, launch.when is not None, made, signals)
+            cut = stages(launch, {**sizes, **captured_sizes}, len(stream.lanes))
+            changes = stream.lanes[0].state.changes(launch.graph)
+            found = Plan(cut, launch.when is not None, made, signals, changes)
             self.card.plans[stream.rank, stream.name, key] = found
         return found
 
     def _replay(self, stream: Stream, launch: Launch, replay: int) -> Steps:
         sizes = launch.sizes_at(replay)
+        for lane in stream.lanes:
+            write = lane.state.begin(launch.batch, sizes, replay)
+            if write is not None:
+                self.api.run(lane.stream, write)
         plan = self._plan(stream, launch, sizes)
         log = self.memory.log(stream.rank, stream.name) if plan.noted or plan.settings else None
         gate, place = None, 0

@@ -44,6 +44,8 @@ class Plan:
     settings: Settings | None
     # Signals by name and rank, with the codes of their errors.
     signals: tuple[tuple[str, int, int], ...]
+    # Whether its stages are launched anew each time.
+    changes: bool = False
     captured: dict[Hashable, tuple[Callable[[], object], Hashable]] = field(default_factory=dict)
 
     @property
