@@ -33,6 +33,8 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 from simcore.ops.op import Graph
 
+# The stream of launches that name none.
+MAIN = "main"
 # What a program yields is a wait that its machine made: opaque to the program.
 Wait = Any
 Program = Generator[Wait, Any, Any]

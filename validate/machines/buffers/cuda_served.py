@@ -34,7 +34,7 @@ from simcore.kernels.decoder.ragged_attention import ragged_attention
 from simcore.kernels.decoder.residual import residual
 from simcore.kernels.decoder.rotary import angles, rotary_append
 from simcore.kernels.decoder.step_rows import StepRows, keep_chosen, step_room, step_rows
-from simcore.machine.machine import Machine, Program
+from simcore.machine.machine import MAIN, Machine, Program
 from simcore.models.served_decoder import ServedDecoder, decode_sizes, growth, step_sizes
 from simcore.ops.op import Graph, Op
 from simcore.validate.machines.buffers.decoder import (
@@ -49,13 +49,14 @@ from simcore.validate.machines.buffers.served import anonymous, prompt_ids
 from simcore.validate.machines.state import CardState, torch_dtype
 from simcore.workload.requests import Batch, Request
 
-MAIN = "main"
 # Tokens of a block of the cache, and the blocks that a decoding sequence is given ahead.
 PAGE, AHEAD = 16, 4
 # Sequences and rows with which steps are captured.
 SEQUENCES = (1, 2, 4, *range(8, 65, 8), *range(80, 257, 16), *range(288, 1025, 32))
 WITH_PROMPTS = (8, 32, 128, 512, 1024)
-TOKENS = (*range(16, 129, 16), *range(160, 513, 32), *range(640, 2049, 128), *range(2560, 65537, 512))
+TOKENS = (*range(16, 129, 16), *range(160, 513, 32), *range(640, 2049, 128), *range(2176, 1 << 18, 128))
+# Steps of more rows are launched anew each time: the host is then the faster one, and lengths are many.
+MOST_CAPTURED = 2048
 
 
 def rounded(count: int, steps: Sequence[int]) -> int:
@@ -117,8 +118,8 @@ class Cache:
         self.free_places[:] = range(len(self.known) - 1, 0, -1)
 
     def of(self, request: Request, last: int, here: Iterable[int], ahead: int, writes: "Writes") -> Held:
-        """Returns a request with blocks for `last` tokens, and up to `ahead` more blocks. `here`: the requests
-        that keep their blocks; `writes`: gets what is to be written on the card."""
+        """Returns a request with blocks for `last` tokens, and up to `ahead` more. `here`: the requests that
+        keep their blocks; `writes`: gets what is to be written on the card."""
         held = self.held.get(request.id)
         if held is None:
             if not self.free_places:
@@ -287,7 +288,7 @@ class CardServedState(CardState):
         return found
 
     def _bound_to(self, batch: Batch, sequences: int, sizes: Mapping[str, int]) -> Mapping[str, int]:
-        """Returns the sizes with which a step is captured: those that are totals of the cache stand for any."""
+        """Returns the sizes with which a step is captured; its totals of the cache stand for any."""
         if batch.moved:
             return sizes
         if not batch.prompts:
@@ -332,7 +333,9 @@ class CardServedState(CardState):
 
     def changes(self, graph: Graph) -> bool:
         """Whether a graph is launched anew each time: moves, and prompts on streams of their own."""
-        return "kv_copy" in graph.kinds or (self.stream != MAIN and "prefill_attention" in graph.kinds)
+        prompts = "prefill_attention" in graph.kinds
+        many = self.stream != MAIN or self._bound.get("tokens", 0) > MOST_CAPTURED
+        return "kv_copy" in graph.kinds or (prompts and many)
 
     def key(self) -> tuple[int, int]:
         """Returns the current layer, and the sequences of the step."""
@@ -354,7 +357,7 @@ class CardServedState(CardState):
         """Goes to the layer after an op."""
         self.layer = layer_after(op, self.layer)
 
-    # -- ops ---------------------------------------------------------------------------------------------------
+    # -- ops ------------------------------------------------------------------------------------------------
 
     def _of_step(self, which: int, count: int) -> Tensor:
         return self.step[which * self.most : which * self.most + count]
@@ -458,13 +461,14 @@ def _sent(x: Tensor, device: torch.device | str) -> Tensor:
 
 
 def rehearsal(m: Machine, model: ServedDecoder, most: int, tokens: int, streams: Sequence[str]) -> Program:
-    """Launches every step that a run may need, so that all are captured: decoding up to `most` sequences on
-    each stream, and steps of up to `tokens` rows with prompts."""
+    """Launches every step that a run may need, so that all are captured: decoding up to `most` sequences, on
+    streams other than "main" one, and steps of up to `tokens` rows with prompts."""
     for stream in streams:
-        for count in [each for each in SEQUENCES if each <= rounded(most, SEQUENCES)]:
+        least = rounded(most if stream == MAIN else 1, SEQUENCES)
+        for count in [each for each in SEQUENCES if each <= least]:
             sizes = decode_sizes(count, 2 * count)
             yield m.wait(m.launch(model.decode, stream=stream, sizes=sizes, advance=growth(count)))
-    for rows in [each for each in TOKENS if each <= rounded(tokens, TOKENS)]:
+    for rows in [each for each in TOKENS if each <= rounded(min(tokens, MOST_CAPTURED), TOKENS)]:
         for count in [each for each in WITH_PROMPTS if each <= rounded(most, WITH_PROMPTS) and each <= rows]:
             sizes = step_sizes(0, 0, [(tokens, 0) for tokens in _split(rows, count)], count)
             yield m.wait(m.launch(model.prefill, sizes=sizes))

@@ -442,12 +442,16 @@ class CardRun(Device):
             self.card.plans[stream.rank, stream.name, key] = found
         return found
 
-    def _replay(self, stream: Stream, launch: Launch, replay: int) -> Steps:
-        sizes = launch.sizes_at(replay)
+    def _begin(self, stream: Stream, launch: Launch, sizes: Mapping[str, int], replay: int) -> None:
+        """Tells the states what the launch says besides its graph."""
         for lane in stream.lanes:
             write = lane.state.begin(launch.batch, sizes, replay)
             if write is not None:
                 self.api.run(lane.stream, write)
+
+    def _replay(self, stream: Stream, launch: Launch, replay: int) -> Steps:
+        sizes = launch.sizes_at(replay)
+        self._begin(stream, launch, sizes, replay)
         plan = self._plan(stream, launch, sizes)
         log = self.memory.log(stream.rank, stream.name) if plan.noted or plan.settings else None
         gate, place = None, 0
