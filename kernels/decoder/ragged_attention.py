@@ -38,7 +38,6 @@ from simcore.kernels.decoder.split_kv import (
     group_of,
     launched,
     padded,
-    stages,
 )
 from simcore.kernels.gpu import gpu_of, launching
 
@@ -56,10 +55,10 @@ MOST_TILES = 65535
 class RaggedConfig:
     """The layout of a launch.
 
-    `queries`: of a tile, query heads times rows; `block`: tokens at a time; `stages`: the depth of the
-    pipeline of blocks; `warps` a program; `narrow`: whether sequences of few queries, as decoding ones, take
-    tiles of LEAST_ROWS queries; `masked`: whether all blocks are masked, in one loop, or only those at the
-    diagonal, in a loop after that of the others."""
+    `queries`: of a tile, query heads times rows; `block`: tokens at a time; `stages`: blocks that a program
+    reads or computes with at a time; `warps` a program; `narrow`: whether sequences of few queries, as
+    decoding ones, take tiles of LEAST_ROWS queries; `masked`: whether all blocks are masked, in one loop, or
+    only those at the diagonal, in a loop after that of the others."""
 
     queries: int
     block: int
@@ -87,7 +86,7 @@ def ragged_config(*, head_dim: int, q_bytes: int, kv_bytes: int) -> RaggedConfig
     >>> print(ragged_config(head_dim=128, q_bytes=2, kv_bytes=2))
     128 queries, blocks of 64, 3 stages, 8 warps, narrow
     >>> print(ragged_config(head_dim=256, q_bytes=2, kv_bytes=1))
-    64 queries, blocks of 32, 3 stages, 4 warps, narrow
+    64 queries, blocks of 32, 3 stages, 8 warps, narrow
     """
     # K and V of fewer bytes than q are widened on their way.
     row_bytes = padded(head_dim) * max(q_bytes, kv_bytes)
@@ -95,7 +94,7 @@ def ragged_config(*, head_dim: int, q_bytes: int, kv_bytes: int) -> RaggedConfig
     if q_bytes > 2:
         return RaggedConfig(min(MOST_WIDE, block), min(MOST_WIDE, block), 2, 4)
     queries = min(MOST_QUERIES, max(64, TILE_BYTES // row_bytes))
-    return RaggedConfig(queries, block, 3, queries // 16)
+    return RaggedConfig(queries, block, 3, 8)
 
 
 def tiles(rows: int, sequences: int, rows_of_tile: int) -> int:
@@ -149,12 +148,14 @@ def ragged_attention(
     if count > MOST_TILES:
         raise ValueError(f"at most {MOST_TILES} tiles, not {count}: {len(q)} rows are too many")
     k_token, v_token = kv.token_strides()
+    # The compiler shares its stages out evenly between the look-up of addresses and the reading of blocks.
+    compiled_stages = 2 * config.stages - 1
     _ragged_attention_kernel[(kv.kv_heads, count)](
         q, k, v, out, starts, lengths, block_table, k_scale, v_scale,
         d**-0.5 * LOG2E, len(q), len(lengths), kv.capacity,
         *q.stride()[:2], *out.stride()[:2], *kv.strides(),
         SEQUENCES=triton.next_power_of_2(len(lengths) + 1), SCALED=k_scale is not None,
-        GROUP=group, QUERIES=config.queries, BLOCK=config.block, STAGES=stages(config.stages, kv),
+        GROUP=group, QUERIES=config.queries, BLOCK=config.block, STAGES=compiled_stages,
         NARROW=LEAST_ROWS if config.narrow and group <= LEAST_ROWS < config.queries else 0,
         MASKED=config.masked, HEAD_DIM=d, DIM=padded(d), PAGE=kv.page, K_TOKEN=k_token, V_TOKEN=v_token,
         **launched(config.warps, gpu_of(q).chained),
