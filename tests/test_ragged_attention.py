@@ -295,4 +295,4 @@ def test_one_graph_serves_steps_of_many_kinds() -> None:
 def test_the_default_layouts_fit_every_head() -> None:
     for head_dim in (64, 80, 128, 256):
         for q_bytes, kv_bytes in ((2, 2), (2, 1), (4, 4), (4, 1)):
-            assert ragged_config(head_dim=head_dim, q_bytes=q_bytes, kv_bytes=kv_bytes).queries >= 16
+            assert ragged_config(9, head_dim=head_dim, q_bytes=q_bytes, kv_bytes=kv_bytes).queries >= 16

@@ -53,7 +53,7 @@ from simcore.workload.requests import Batch, Request
 PAGE, AHEAD = 16, 4
 # Sequences and rows with which steps are captured.
 SEQUENCES = (1, 2, 4, *range(8, 65, 8), *range(80, 257, 16), *range(288, 1025, 32))
-WITH_PROMPTS = (8, 32, 128, 512, 1024)
+WITH_PROMPTS = (8, 32, 128, 256, 512, 1024)
 TOKENS = (*range(16, 129, 16), *range(160, 513, 32), *range(640, 2049, 128), *range(2176, 1 << 18, 128))
 # Steps of more rows are launched anew each time: the host is then the faster one, and lengths are many.
 MOST_CAPTURED = 2048

@@ -36,7 +36,7 @@ from simcore.validate.machines.buffers.cuda_decoder import (
     drawn_of,
 )
 from simcore.validate.machines.buffers.cuda_long_convolution import CardLongConvolutionState
-from simcore.validate.machines.buffers.cuda_served import Cache, CardServedState
+from simcore.validate.machines.buffers.cuda_served import WITH_PROMPTS, Cache, CardServedState, rounded
 from simcore.validate.machines.buffers.decoder import Weights
 from simcore.validate.machines.state import CardState, run_kernel
 from simcore.validate.timing.cuda_times import operands
@@ -149,7 +149,8 @@ class CardStates:
         try:
             ((weights,),) = self._weights_of(model, 1, "decoder")
             tokens, most = min(holds["kv_tokens"], holds["room_tokens"]), holds["step_rows"]
-            places = min(2048, most + -(-holds["kv_tokens"] // holds["longest"]))
+            requests = holds["kv_tokens"] // holds["longest"]
+            places = rounded(most, WITH_PROMPTS) + min(most, requests)
             cache = Cache(model, tokens, holds["longest"] + 1, places, SEED, self.device)
             return CardServedState(model, weights, cache, most)
         except ValueError as error:
