@@ -51,6 +51,7 @@ from simcore.workload.requests import Batch, Request
 
 # Tokens of a block of the cache, and the blocks that a decoding sequence is given ahead.
 PAGE, AHEAD = 16, 4
+MOST_STREAMS = 1024
 # Sequences and rows with which steps are captured.
 SEQUENCES = (1, 2, 4, *range(8, 65, 8), *range(80, 257, 16), *range(288, 1025, 32))
 WITH_PROMPTS = (8, 32, 128, 256, 512, 1024)
@@ -107,6 +108,10 @@ class Cache:
         self.vocab, self.positions = config.vocab, positions
         self.known = torch.zeros(places + 1, positions, dtype=torch.int64, device=device)
         self.tables = torch.zeros(places + 1, ceil(positions / PAGE), dtype=torch.int32, device=device)
+        # In fp32, because large positions need it.
+        self.angles = angles(torch.arange(positions, device=device), config.head_dim, torch.float32)
+        self._steps = torch.zeros(0, 0, dtype=torch.int32, device=device)
+        self._streams: dict[str, int] = {}
         self.held: dict[int, Held] = {}
         self.free_blocks, self.free_places = list[int](), list[int]()
         self.reset()
@@ -116,6 +121,17 @@ class Cache:
         self.held.clear()
         self.free_blocks[:] = range(self.kv.shape[2] - 1, 0, -1)
         self.free_places[:] = range(len(self.known) - 1, 0, -1)
+
+    def step_of(self, stream: str, size: int) -> Tensor:
+        """Returns the int32 [size] that hold the steps of a stream. The memory of all streams is zeroed when
+        the first one asks: a stream does not wait for what another one writes. Raises RuntimeError for more
+        than MOST_STREAMS streams."""
+        if not self._streams:
+            self._steps = torch.zeros(MOST_STREAMS, size, dtype=torch.int32, device=self.device)
+        place = self._streams.setdefault(stream, len(self._streams))
+        if place >= MOST_STREAMS:
+            raise RuntimeError(f"more than {MOST_STREAMS:,} streams serve on a card")
+        return self._steps[place]
 
     def of(self, request: Request, last: int, here: Iterable[int], ahead: int, writes: "Writes") -> Held:
         """Returns a request with blocks for `last` tokens, and up to `ahead` more. `here`: the requests that
@@ -186,22 +202,11 @@ class CardServedState(CardState):
     ) -> None:
         if model.whole or model.ranks > 1:
             raise ValueError("one rank serves on a card, with every op of an iteration")
-        self.model, self.config, self.weights, self.cache, self.stream = (
-            model,
-            model.config,
-            weights,
-            cache,
-            stream,
-        )
-        self.most = rounded(most, SEQUENCES)
-        self.most = max(self.most, rounded(most, WITH_PROMPTS))
-        self.layer, self.streams = 0, dict[str, CardServedState]()
-        self.device = cache.device
-        self.step = torch.zeros(4 * self.most + 1, dtype=torch.int32, device=cache.device)
+        self.model, self.config, self.weights, self.cache = model, model.config, weights, cache
+        self.stream, self.layer, self.streams = stream, 0, dict[str, CardServedState]()
+        self.most = max(rounded(most, SEQUENCES), rounded(most, WITH_PROMPTS))
+        self.step = cache.step_of(stream, 4 * self.most + 1)
         self.buffers: dict[str, Tensor] = {}
-        self._angles = angles(
-            torch.arange(cache.positions, device=cache.device), self.config.head_dim, torch.float32
-        )
         self._bound: Mapping[str, int] = {}
         self._count, self._returned = 0, list[int]()
         self._moves: tuple[list[int], list[int]] = [], []
@@ -406,7 +411,7 @@ class CardServedState(CardState):
         assert self._rows is not None
         k, v = self.cache.kv[self.layer]
         self._q = rotary_append(
-            self.buffers["qkv"], *self._angles, self._rows.lengths, k, v,
+            self.buffers["qkv"], *self.cache.angles, self._rows.lengths, k, v,
             q_heads=op["q_heads"], block_table=self._table, sequences=self._rows.sequences,
         )  # fmt: skip
 
@@ -448,7 +453,7 @@ class CardServedState(CardState):
     def _move(self, op: Op) -> None:
         """Copies the blocks of whole slots, of all layers."""
         del op
-        source, target = (_sent(torch.tensor(each), self.device) for each in self._moves)
+        source, target = (_sent(torch.tensor(each), self.cache.device) for each in self._moves)
         kv = self.cache.kv
         kv.index_copy_(2, target, kv.index_select(2, source))
 
