@@ -15,7 +15,7 @@ streams and lengths would take minutes.
 """
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from math import ceil, isnan
@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from simcore.kernels.decoder.activation import activation
+from simcore.kernels.decoder.attention import evenly
 from simcore.kernels.decoder.choice import choose
 from simcore.kernels.decoder.decode_attention import decode_attention
 from simcore.kernels.decoder.matmul import product
@@ -465,23 +466,47 @@ def _sent(x: Tensor, device: torch.device | str) -> Tensor:
     return x.pin_memory().to(device, non_blocking=True)
 
 
+def decoding_steps(most: int) -> list[int]:
+    """Returns the sequences with which decode steps of up to `most` sequences are captured."""
+    return [each for each in SEQUENCES if each <= rounded(most, SEQUENCES)]
+
+
+def prompt_steps(most: int, tokens: int) -> list[tuple[int, int]]:
+    """Returns the rows and sequences with which steps with prompts are captured: up to `most` sequences and
+    `tokens` rows."""
+    rows = [each for each in TOKENS if each <= rounded(min(tokens, MOST_CAPTURED), TOKENS)]
+    return [
+        (row, count)
+        for row in rows
+        for count in WITH_PROMPTS
+        if count <= rounded(min(most, row), WITH_PROMPTS)
+    ]
+
+
+def captured_ops(model: ServedDecoder, most: int, tokens: int) -> Iterator[Op]:
+    """Yields the ops of all captured steps."""
+    decode, prefill = (
+        dict.fromkeys(op.without_place for op in graph.ops) for graph in (model.decode, model.prefill)
+    )
+    for count in decoding_steps(most):
+        sizes = decode_sizes(count, count)
+        yield from (op.at(sizes) for op in decode)
+    for rows, count in prompt_steps(most, tokens):
+        sizes = step_sizes(0, 0, [(rows, 0)], count)
+        yield from (op.at(sizes) for op in prefill)
+
+
 def rehearsal(m: Machine, model: ServedDecoder, most: int, tokens: int, streams: Sequence[str]) -> Program:
     """Launches every step that a run may need, so that all are captured: decoding up to `most` sequences, on
     streams other than "main" one, and steps of up to `tokens` rows with prompts."""
     for stream in streams:
-        least = rounded(most if stream == MAIN else 1, SEQUENCES)
-        for count in [each for each in SEQUENCES if each <= least]:
+        for count in decoding_steps(most if stream == MAIN else 1):
             sizes = decode_sizes(count, 2 * count)
             yield m.wait(m.launch(model.decode, stream=stream, sizes=sizes, advance=growth(count)))
-    for rows in [each for each in TOKENS if each <= rounded(min(tokens, MOST_CAPTURED), TOKENS)]:
-        for count in [each for each in WITH_PROMPTS if each <= rounded(most, WITH_PROMPTS) and each <= rows]:
-            sizes = step_sizes(0, 0, [(tokens, 0) for tokens in _split(rows, count)], count)
-            yield m.wait(m.launch(model.prefill, sizes=sizes))
-            if rows > count > 1:
-                prompts = [(tokens, 0) for tokens in _split(rows - count + 1, 1)]
-                sizes = step_sizes(count - 1, 2 * count - 2, prompts, 1)
-                yield m.wait(m.launch(model.mixed, sizes=sizes, advance=growth(count - 1)))
-
-
-def _split(total: int, parts: int) -> list[int]:
-    return [total // parts + (i < total % parts) for i in range(parts)]
+    for rows, most_here in prompt_steps(most, tokens):
+        count = min(rows, most_here)
+        sizes = step_sizes(0, 0, [(each, 0) for each in evenly(rows, count)], count)
+        yield m.wait(m.launch(model.prefill, sizes=sizes))
+        if count > 1:
+            sizes = step_sizes(count - 1, 2 * count - 2, [(rows - count + 1, 0)], 1)
+            yield m.wait(m.launch(model.mixed, sizes=sizes, advance=growth(count - 1)))
