@@ -477,7 +477,7 @@ def test_prices_lie_between_those_of_alike_shapes() -> None:
     ("name", "says"),
     [
         ("alspec_long_context", r"strategies\[1\].kind: alspec is not run on a card yet"),
-        ("chat_trace", "study: serving is not run on a card yet"),
+        ("chat_sessions", r"strategies\[0\].prefix_caching: is not run on a card yet; give false"),
     ],
 )
 def test_what_a_card_does_not_run_yet_is_refused(name: str, says: str) -> None:

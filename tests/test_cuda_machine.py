@@ -29,6 +29,7 @@ from simcore.validate.machines.cuda import machine as card_machine
 from simcore.validate.machines.cuda.cuda_api import CudaApi, TorchCudaApi, seen_together
 from simcore.validate.machines.cuda.machine import DEPTH, Card, CardRun
 from simcore.validate.machines.cuda.records import OrderError
+from simcore.validate.machines.state import CardState
 from tests import fake_card
 from tests.fake_card import FakeCudaApi
 from tests.programs import RandomProgram, meet, random_programs, sends, toy, toy_price, toys
@@ -76,7 +77,7 @@ def note(log: Tensor, count: Tensor, code: int, rounds: int) -> None:
         count += 1
 
 
-class ToyCard:
+class ToyCard(CardState):
     """Writes down on the card what it was asked to do."""
 
     codes: dict[tuple[Any, ...], int] = {}  # noqa: RUF012 - one list for all of them
@@ -95,6 +96,9 @@ class ToyCard:
     def forget(self) -> None:
         with torch.inference_mode():
             self.count.zero_()
+
+    def reset(self) -> None:
+        pass
 
     def device_sizes(self, graph: Graph) -> frozenset[str]:
         del graph

@@ -295,7 +295,9 @@ def _block_added(
     token = block + tl.arange(0, BLOCK)
     # Past the end the last token is read again, because the memory behind it may hold anything.
     at = tl.minimum(token, end - 1) if MASKED else token
-    k = cached_rows(k_ptr, at, table_ptr, k_outer, K_TOKEN, False, HEAD_DIM, DIM, PAGE).to(q.dtype)
+    k = cached_rows(
+        k_ptr, at, table_ptr, k_outer, K_TOKEN, False, HEAD_DIM, DIM, PAGE, block, PAGE % BLOCK == 0
+    ).to(q.dtype)  # fmt: skip
     scores = tl.dot(q, tl.trans(k), input_precision="tf32x3")
     if MASKED:
         scores = tl.where(token[None, :] < limit[:, None], scores, -float("inf"))
@@ -303,7 +305,9 @@ def _block_added(
     higher = tl.maximum(tl.maximum(top, tl.max(scores, 1) * scale), LOWEST)
     shrink = tl.exp2(top - higher)
     weights = tl.exp2(scores * scale - higher[:, None])
-    v = cached_rows(v_ptr, at, table_ptr, v_outer, V_TOKEN, False, HEAD_DIM, DIM, PAGE).to(q.dtype)
+    v = cached_rows(
+        v_ptr, at, table_ptr, v_outer, V_TOKEN, False, HEAD_DIM, DIM, PAGE, block, PAGE % BLOCK == 0
+    ).to(q.dtype)  # fmt: skip
     out = tl.dot(weights.to(q.dtype), v, out * shrink[:, None], input_precision="tf32x3")
     return higher, total * shrink + tl.sum(weights, 1), out
 

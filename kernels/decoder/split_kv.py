@@ -465,11 +465,14 @@ def seen(
 def cached_rows(
     base, token, table_ptr, stride_outer,
     TOKEN: tl.constexpr, WIDE: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr, PAGE: tl.constexpr,
+    first=0, ONE_PAGE: tl.constexpr = False,
 ):  # fmt: skip
-    """Rows of K or V at some tokens, [BLOCK, DIM]."""
+    """Rows of K or V at some tokens, [BLOCK, DIM]. ONE_PAGE: all of them are in the page of token `first`."""
     columns = tl.arange(0, DIM)[None, :]
     if PAGE == 0:
         at = (token.to(tl.int64) if WIDE else token) * TOKEN
+    elif ONE_PAGE:
+        at = tl.load(table_ptr + first // PAGE).to(tl.int64) * stride_outer + (token % PAGE) * TOKEN
     else:
         at = tl.load(table_ptr + token // PAGE).to(tl.int64) * stride_outer + (token % PAGE) * TOKEN
     pointers = base + at[:, None] + columns

@@ -84,6 +84,12 @@ class CardState(State, Protocol):
         del stream
         return self
 
+    def home(self, graph: Graph, stream: str) -> str:
+        """Returns the stream whose buffers and captured stages a launch uses; launches with the same home run
+        one after another. By default its own."""
+        del graph
+        return stream
+
     def bound(self, graph: Graph, sizes: Mapping[str, int]) -> Mapping[str, int]:
         """Returns the sizes with which a launch at these sizes is captured; see `captured_sizes`."""
         return {name: sizes[name] for name in sorted(self.captured_sizes(graph))}

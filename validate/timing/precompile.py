@@ -49,8 +49,7 @@ def launched(scenario: Scenario, where: str, progress: Progress) -> list[Op]:
     def start(setup: Setup) -> Run:
         if isinstance(setup.model, ServedDecoder):
             # A card serves with rounded sizes.
-            most, tokens = setup.holds["step_rows"], setup.holds["step_tokens"]
-            steps = [plain(unit) for op in captured_ops(setup.model, most, tokens) for unit in units(op)]
+            steps = [plain(unit) for op in captured_ops(setup.model, setup.holds) for unit in units(op)]
             found.update(dict.fromkeys(op for op in steps if op.kind in TABLE and op.kind not in SERVED))
             return simulated(setup)
         # The traces of all cases may not fit into memory together.

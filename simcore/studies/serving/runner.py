@@ -35,7 +35,7 @@ from simcore.studies.serving.offer import choice, offer, router
 from simcore.studies.serving.scaler import Scaler
 from simcore.studies.serving.scenario import Point, ServingScenario, SharedMemory, Throughput
 from simcore.studies.serving.served import Bools, Occupancy, Served, Steps, served
-from simcore.studies.serving.strategies import ServingStrategy, streams
+from simcore.studies.serving.strategies import ServingStrategy, prompts_apart, streams
 from simcore.studies.serving.window import Window
 from simcore.workload import arrivals
 from simcore.workload.drawn import Drawn, Tenants
@@ -393,6 +393,7 @@ def prepared(bench: Bench, case: Case, replica: int, end: End = "value", most: i
             "step_tokens": groups[0].room.step_tokens,
             "step_rows": groups[0].room.step_rows,
             "streams": streams(groups[0].case.strategy, groups[0].room),
+            "prompts_apart": prompts_apart(groups[0].case.strategy),
         },
     )
     simulation = bench.hardware.start(setup)

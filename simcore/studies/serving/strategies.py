@@ -271,6 +271,11 @@ def streams(strategy: ServingStrategy, room: Room) -> list[str]:
     return [MAIN]
 
 
+def prompts_apart(strategy: ServingStrategy) -> bool:
+    """Whether a strategy computes each prompt by itself, on a stream other than "main"."""
+    return isinstance(strategy, TemporalFusion | ConcurrentInstances)
+
+
 def label(strategy: ServingStrategy) -> str:
     """Returns the label of a variant, with the fields that tell it from others."""
     ranks = strategy.ranks[0]

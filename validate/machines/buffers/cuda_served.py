@@ -10,8 +10,8 @@ which writes nothing. Steps with prompts attend with all rows in one launch (`ra
 
 Blocks are given out here, a few ahead of the tokens; a schedule counts them but has no numbers of its own.
 What has ended, and what was sent back, gives its blocks back when others need them. Each stream has a step of
-its own. Steps with prompts on other streams than "main" are launched anew each time: as many captures as
-streams and lengths would take minutes.
+its own, but prompts on other streams than "main" share one, and run one after another: as many captures as
+streams and lengths would take minutes, and one prompt fills a card.
 """
 
 from bisect import bisect_left
@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from math import ceil, isnan
+from typing import Any
 
 import numpy as np
 import torch
@@ -51,7 +52,11 @@ from simcore.validate.machines.state import CardState, torch_dtype
 from simcore.workload.requests import Batch, Request
 
 # Tokens of a block of the cache, and the blocks that a decoding sequence is given ahead.
-PAGE, AHEAD = 16, 4
+PAGE, AHEAD = 128, 1
+# The step of prompts on other streams than "main".
+PROMPTS = "prompts"
+# Pairs of a sequence and a KV head from which on one program each fills the card.
+MANY_PAIRS = 128
 MOST_STREAMS = 1024
 # Sequences and rows with which steps are captured.
 SEQUENCES = (1, 2, 4, *range(8, 65, 8), *range(80, 257, 16), *range(288, 1025, 32))
@@ -226,10 +231,11 @@ class CardServedState(CardState):
             "kv_copy": self._move,
         }
 
-    def on(self, stream: str) -> "CardServedState":
-        """Returns the step of a stream."""
-        if stream == self.stream:
-            return self
+    def on(self, stream: str) -> "CardServedState | SplitState":
+        """Returns the steps of a stream."""
+        return self if stream == self.stream else SplitState(self._other(stream), self._other(PROMPTS))
+
+    def _other(self, stream: str) -> "CardServedState":
         if stream not in self.streams:
             self.streams[stream] = CardServedState(self.model, self.weights, self.cache, self.most, stream)
         return self.streams[stream]
@@ -338,10 +344,8 @@ class CardServedState(CardState):
         return {name: self._bound[name] for name in sorted(graph.needs)}
 
     def changes(self, graph: Graph) -> bool:
-        """Whether a graph is launched anew each time: moves, and prompts on streams of their own."""
-        prompts = "prefill_attention" in graph.kinds
-        many = self.stream != MAIN or self._bound.get("tokens", 0) > MOST_CAPTURED
-        return "kv_copy" in graph.kinds or (prompts and many)
+        """Whether a graph is launched anew each time: moves, and steps of many rows."""
+        return "kv_copy" in graph.kinds or self._bound.get("tokens", 0) > MOST_CAPTURED
 
     def key(self) -> tuple[int, int]:
         """Returns the current layer, and the sequences of the step."""
@@ -426,9 +430,13 @@ class CardServedState(CardState):
 
     def _attend_decoding(self, op: Op) -> None:
         del op
-        if not self._ragged:
-            k, v = self.cache.kv[self.layer]
-            q = self._q.to(k.dtype)
+        if self._ragged:
+            return
+        k, v = self.cache.kv[self.layer]
+        q = self._q.to(k.dtype)
+        if self._count * k.shape[2] >= MANY_PAIRS:
+            self._set_heads(ragged_attention(q, k, v, self._starts, self._lengths, self._table))
+        else:
             self._set_heads(decode_attention(q, k, v, self._lengths, block_table=self._table))
 
     def _set_heads(self, out: Tensor) -> None:
@@ -459,6 +467,53 @@ class CardServedState(CardState):
         kv.index_copy_(2, target, kv.index_select(2, source))
 
 
+class SplitState(CardState):
+    """The steps of a stream other than "main": its own for decoding, and one for the prompts of all such
+    streams."""
+
+    def __init__(self, own: CardServedState, prompts: CardServedState) -> None:
+        self.own, self.prompts, self._now = own, prompts, own
+
+    def reset(self) -> None:
+        """Does nothing: the state of "main" resets all."""
+
+    def home(self, graph: Graph, stream: str) -> str:
+        """Returns the stream of all prompts for a prompt, else the own one."""
+        return PROMPTS if "prefill_attention" in graph.kinds else stream
+
+    def begin(
+        self, batch: Batch | None, sizes: Mapping[str, int], replay: int
+    ) -> Callable[[], object] | None:
+        """As `CardServedState.begin`."""
+        self._now = self.prompts if sizes.get("prompt_tokens", 0) else self.own
+        return self._now.begin(batch, sizes, replay)
+
+    def bound(self, graph: Graph, sizes: Mapping[str, int]) -> Mapping[str, int]:
+        """As `CardServedState.bound`."""
+        return self._now.bound(graph, sizes)
+
+    def changes(self, graph: Graph) -> bool:
+        """As `CardServedState.changes`."""
+        return self._now.changes(graph)
+
+    def key(self) -> tuple[bool, tuple[int, int]]:
+        """Returns which of the steps it is, and that step's key."""
+        return self._now is self.prompts, self._now.key()
+
+    def restore(self, key: tuple[bool, tuple[int, int]]) -> None:
+        """Sets both."""
+        self._now = self.prompts if key[0] else self.own
+        self._now.restore(key[1])
+
+    def execute(self, op: Op) -> None:
+        """Runs an op of the present step."""
+        self._now.execute(op)
+
+    def skip(self, op: Op) -> None:
+        """Goes to the layer after an op."""
+        self._now.skip(op)
+
+
 def _sent(x: Tensor, device: torch.device | str) -> Tensor:
     """Returns a tensor on a device; the host goes on before it is there."""
     if torch.device(device).type == "cpu":
@@ -483,30 +538,38 @@ def prompt_steps(most: int, tokens: int) -> list[tuple[int, int]]:
     ]
 
 
-def captured_ops(model: ServedDecoder, most: int, tokens: int) -> Iterator[Op]:
+def captured_ops(model: ServedDecoder, holds: Mapping[str, Any]) -> Iterator[Op]:
     """Yields the ops of all captured steps."""
     decode, prefill = (
         dict.fromkeys(op.without_place for op in graph.ops) for graph in (model.decode, model.prefill)
     )
-    for count in decoding_steps(most):
+    for count in decoding_steps(holds["step_rows"]):
         sizes = decode_sizes(count, count)
         yield from (op.at(sizes) for op in decode)
-    for rows, count in prompt_steps(most, tokens):
+    for rows, count in _prompt_steps_of(holds):
         sizes = step_sizes(0, 0, [(rows, 0)], count)
         yield from (op.at(sizes) for op in prefill)
 
 
-def rehearsal(m: Machine, model: ServedDecoder, most: int, tokens: int, streams: Sequence[str]) -> Program:
-    """Launches every step that a run may need, so that all are captured: decoding up to `most` sequences, on
-    streams other than "main" one, and steps of up to `tokens` rows with prompts."""
-    for stream in streams:
-        for count in decoding_steps(most if stream == MAIN else 1):
+def _prompt_steps_of(holds: Mapping[str, Any]) -> list[tuple[int, int]]:
+    if holds["prompts_apart"]:
+        return prompt_steps(1, holds["step_tokens"] // holds["step_rows"])
+    return prompt_steps(holds["step_rows"], holds["step_tokens"])
+
+
+def rehearsal(m: Machine, model: ServedDecoder, holds: Mapping[str, Any]) -> Program:
+    """Launches every step that a run may need, so that all are captured: decoding, on streams other than
+    "main" one sequence, and steps with prompts, either alone on streams of their own or in batches. `holds`:
+    of the set-up."""
+    for stream in holds["streams"]:
+        for count in decoding_steps(holds["step_rows"] if stream == MAIN else 1):
             sizes = decode_sizes(count, 2 * count)
             yield m.wait(m.launch(model.decode, stream=stream, sizes=sizes, advance=growth(count)))
-    for rows, most_here in prompt_steps(most, tokens):
-        count = min(rows, most_here)
+    apart = holds["prompts_apart"]
+    for rows, most_here in _prompt_steps_of(holds):
+        count = 1 if apart else min(rows, most_here)
         sizes = step_sizes(0, 0, [(each, 0) for each in evenly(rows, count)], count)
-        yield m.wait(m.launch(model.prefill, sizes=sizes))
+        yield m.wait(m.launch(model.prefill, stream=PROMPTS if apart else MAIN, sizes=sizes))
         if count > 1:
             sizes = step_sizes(count - 1, 2 * count - 2, [(rows - count + 1, 0)], 1)
             yield m.wait(m.launch(model.mixed, sizes=sizes, advance=growth(count - 1)))

@@ -177,6 +177,8 @@ class CardRun(Device):
         self._written, self._writing = 0, None
         # The values of tensors that hold sizes, by address.
         self._sizes: dict[int, int] = {}
+        # The last event of launches by their rank and home, if that is not their stream.
+        self._homes: dict[tuple[int, str], Any] = {}
         # The last record on each rank's wire.
         self._wires: dict[int, Record] = {}
         # Streams of earlier runs: making them at a first launch would be part of its time.
@@ -426,7 +428,8 @@ class CardRun(Device):
         captured_sizes = stream.lanes[0].state.bound(launch.graph, sizes)
         key = plan_key(launch, self.card.same(launch.graph), captured_sizes, len(stream.lanes))
         # Each stream has its own codes and memory.
-        found = self.card.plans.get((stream.rank, stream.name, key))
+        home = stream.lanes[0].state.home(launch.graph, stream.name)
+        found = self.card.plans.get((stream.rank, home, key))
         if found is None:
             for flag in (*launch.sets, *flags_of(launch.when, launch.sets)):
                 self.memory.slot(flag)
@@ -438,13 +441,16 @@ class CardRun(Device):
             )
             cut = stages(launch, {**sizes, **captured_sizes}, len(stream.lanes))
             changes = stream.lanes[0].state.changes(launch.graph)
-            found = Plan(cut, launch.when is not None, made, signals, changes)
-            self.card.plans[stream.rank, stream.name, key] = found
+            found = Plan(cut, launch.when is not None, made, signals, changes, home)
+            self.card.plans[stream.rank, home, key] = found
         return found
 
     def _begin(self, stream: Stream, launch: Launch, sizes: Mapping[str, int], replay: int) -> None:
-        """Tells the states what the launch says besides its graph."""
+        """Tells the states what the launch says besides its graph, once its home is free."""
         for lane in stream.lanes:
+            home = lane.rank, lane.state.home(launch.graph, lane.name)
+            if home[1] != lane.name and self._homes.get(home) is not None:
+                self.api.wait(lane.stream, self._homes[home])
             write = lane.state.begin(launch.batch, sizes, replay)
             if write is not None:
                 self.api.run(lane.stream, write)
@@ -490,6 +496,7 @@ class CardRun(Device):
                     record.waited += waited
                     heads[i] = heads[i] or record
             before, waited = [None] * len(stream.lanes), ()
+        self._homes |= {(lane.rank, plan.home): lane.tail for lane in stream.lanes}
         launch.ticket.replays += 1
 
     def _make_ready(self, lane: RankStream, launch: Launch, sizes: Mapping[str, int], *, first: bool) -> None:

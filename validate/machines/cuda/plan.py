@@ -46,6 +46,8 @@ class Plan:
     signals: tuple[tuple[str, int, int], ...]
     # Whether its stages are launched anew each time.
     changes: bool = False
+    # The stream whose captured stages it replays.
+    home: str = ""
     captured: dict[Hashable, tuple[Callable[[], object], Hashable]] = field(default_factory=dict)
 
     @property

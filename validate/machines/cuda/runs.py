@@ -258,8 +258,7 @@ def _rehearsal_of(setup: Setup) -> Callable[[Machine], Program] | None:
     model, holds = setup.model, setup.holds
     if not isinstance(model, ServedDecoder):
         return None
-    most, tokens, streams = holds["step_rows"], holds["step_tokens"], holds["streams"]
-    return lambda m: rehearsal(m, model, most, tokens, streams)
+    return lambda m: rehearsal(m, model, holds)
 
 
 def _collect() -> None:

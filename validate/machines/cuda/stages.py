@@ -50,7 +50,7 @@ class StageQueue:
             self.api.run(lane.stream, _call(lane, states, keys, nodes()))
             skip_ops(states[0], ops)
             return
-        found = plan.captured.get((which, lane.rank, lane.name, keys))
+        found = plan.captured.get((which, lane.rank, plan.home or lane.name, keys))
         if found is None:
             self.api.run(lane.stream, _call(lane, states, keys, nodes()))
             found = self.capture(lane, plan, which, states, nodes, ops)
@@ -70,7 +70,7 @@ class StageQueue:
     ) -> tuple[Callable[[], object], Hashable]:
         """Returns the replay of a stage and the first state's key after its ops; captures it only once."""
         keys = tuple([state.key() for state in states])
-        key = (which, lane.rank, lane.name, keys)
+        key = (which, lane.rank, plan.home or lane.name, keys)
         if key not in plan.captured:
             made = nodes()
             replay: Callable[[], object] = _nothing
