@@ -58,6 +58,8 @@ PROMPTS = "prompts"
 # Pairs of a sequence and a KV head from which on one program each fills the card.
 MANY_PAIRS = 128
 MOST_STREAMS = 1024
+# Numbers in pinned memory, 32 MiB.
+RING = 1 << 22
 # Sequences and rows with which steps are captured.
 SEQUENCES = (1, 2, 4, *range(8, 65, 8), *range(80, 257, 16), *range(288, 1025, 32))
 WITH_PROMPTS = (8, 32, 128, 256, 512, 1024)
@@ -118,6 +120,7 @@ class Cache:
         self.angles = angles(torch.arange(positions, device=device), config.head_dim, torch.float32)
         self._steps = torch.zeros(0, 0, dtype=torch.int32, device=device)
         self._streams: dict[str, int] = {}
+        self.send = Sender(device)
         self.held: dict[int, Held] = {}
         self.free_blocks, self.free_places = list[int](), list[int]()
         self.reset()
@@ -285,6 +288,8 @@ class CardServedState(CardState):
         if replay == 0 or batch.prompts or fixed:
             writes.step = self._step_of(places, lengths, ends, rows)
         self._bound = self._bound_to(batch, len(places), sizes)
+        # Steps are whole: each begins with the first layer.
+        self.layer = 0
         self._count = self._bound.get("rows", 0)
         return partial(self._write, writes) if writes.step is not None or writes.entries else None
 
@@ -316,13 +321,13 @@ class CardServedState(CardState):
     def _write(self, writes: Writes) -> None:
         cache = self.cache
         for place, ids in writes.prompts:
-            cache.known[place, : len(ids)].copy_(_sent(ids, cache.device), non_blocking=True)
+            cache.known[place, : len(ids)].copy_(cache.send(ids), non_blocking=True)
         if writes.entries:
             both = torch.tensor([writes.entries, writes.blocks], dtype=torch.int64)
-            entries, blocks = _sent(both, cache.device)
+            entries, blocks = cache.send(both)
             cache.tables.view(-1).index_copy_(0, entries, blocks.to(torch.int32))
         if writes.step is not None:
-            self.step.copy_(_sent(torch.from_numpy(writes.step), cache.device), non_blocking=True)
+            self.step.copy_(cache.send(torch.from_numpy(writes.step)), non_blocking=True)
 
     def _give_other_blocks(self, batch: Batch, here: Iterable[int], writes: Writes) -> None:
         """Gives requests that are moved as many other blocks as their slots have."""
@@ -462,7 +467,7 @@ class CardServedState(CardState):
     def _move(self, op: Op) -> None:
         """Copies the blocks of whole slots, of all layers."""
         del op
-        source, target = (_sent(torch.tensor(each), self.cache.device) for each in self._moves)
+        source, target = (self.cache.send(torch.tensor(each)) for each in self._moves)
         kv = self.cache.kv
         kv.index_copy_(2, target, kv.index_select(2, source))
 
@@ -514,11 +519,26 @@ class SplitState(CardState):
         self._now.skip(op)
 
 
-def _sent(x: Tensor, device: torch.device | str) -> Tensor:
-    """Returns a tensor on a device; the host goes on before it is there."""
-    if torch.device(device).type == "cpu":
-        return x
-    return x.pin_memory().to(device, non_blocking=True)
+class Sender:
+    """Sends int64 numbers to a device, and the host goes on before they are there: through RING numbers of
+    pinned memory, used in turn. Launches that have sent so many have all ended but the last few."""
+
+    def __init__(self, device: torch.device | str) -> None:
+        self.device, self.next = torch.device(device), 0
+        pins = self.device.type == "cuda"
+        self.ring = torch.empty(RING if pins else 0, dtype=torch.int64, pin_memory=pins)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Returns a tensor on the device. Raises ValueError for more numbers than an eighth of the ring."""
+        if self.device.type != "cuda":
+            return x
+        if x.numel() > RING // 8:
+            raise ValueError(f"{x.numel():,} numbers at once; {RING // 8:,} are the most")
+        if self.next + x.numel() > RING:
+            self.next = 0
+        place = self.ring[self.next : self.next + x.numel()].view(x.shape)
+        self.next += x.numel()
+        return place.copy_(x).to(self.device, non_blocking=True)
 
 
 def decoding_steps(most: int) -> list[int]:
