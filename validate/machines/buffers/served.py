@@ -275,7 +275,9 @@ class ServedState(State):
         for part, chosen in zip(ending, self.body.ids.tolist(), strict=False):
             held = part.held
             held.tokens[part.last :] = [chosen]
-            self.answers[held.request.id] = held.tokens[held.request.prompt_tokens :]
+            # A slot that is computed on after its request has ended may have been forgotten meanwhile.
+            if isnan(held.request.finish_s):
+                self.answers[held.request.id] = held.tokens[held.request.prompt_tokens :]
 
     def _move(self, op: Op) -> None:
         self._check(op["tokens"], "moves")
