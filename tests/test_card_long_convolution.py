@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from simcore.kernels.decoder.split_kv import ONE_BY_ONE
+from simcore.kernels.long_convolution import placed_tiles
 from simcore.kernels.long_convolution.placed import KERNELS
 from simcore.machine.machine import Machine, Program
 from simcore.models.long_convolution import LongConvolution
@@ -104,6 +105,7 @@ def test_the_same_by_its_kernels(
     name: str, block: str, batch: int, prompt: int, dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(card_long_convolution, "placed_for", lambda x: KERNELS)
+    monkeypatch.setattr(placed_tiles, "has_kernel", lambda x: True)
     same_as_on_the_cpu(name, block, batch, prompt, "cpu", dtype)
 
 
@@ -116,17 +118,25 @@ def test_the_same_on_a_real_card(name: str, block: str, batch: int, prompt: int,
     same_as_on_the_cpu(name, block, batch, prompt, "cuda", dtype)
 
 
-@pytest.mark.parametrize(("tokens", "name", "others"), [(9, "lazy", 8), (17, "lazy", 16), (9, "fractal", 8)])
-def test_a_step_is_captured_once_for_all_positions(tokens: int, name: str, others: int) -> None:
+@pytest.mark.parametrize(
+    ("tokens", "name", "others"),
+    [
+        # Rows and columns, for each power of two.
+        (9, "lazy", 4),
+        (17, "lazy", 5),
+        (17, "lazy, layer by layer", 5),
+        (17, "eager", 5),
+        # Tiles, for each side; those that the end cuts have a graph each.
+        (16, "fractal", 4),
+        (13, "fractal", 5),
+        (16, "fractal, layer by layer", 4),
+    ],
+)
+def test_a_graph_is_captured_once_for_all_positions(tokens: int, name: str, others: int) -> None:
     model = LongConvolution(layers=2, channels=3, tokens=tokens, dtype="fp64")
     state, captured, _ = twice(model, name, "cpu")
-    # Rows and tiles, one for each position but the first, or the last.
     assert captured == [1 + others, 0]
-    assert state.device_sizes(model.step()) == {"position"}
-    assert not state.captured_sizes(model.step())
-
-
-def test_what_has_rows_in_it_is_captured_for_each_position() -> None:
-    model = LongConvolution(layers=2, channels=3, tokens=9, dtype="fp64")
-    _, captured, _ = twice(model, "lazy, layer by layer", "cpu")
-    assert captured == [9, 0]
+    for graph in (model.step(), model.tile(2, 2), model.tile_step(2, 2)):
+        assert state.device_sizes(graph) == {"position"}
+        assert not state.captured_sizes(graph)
+    assert state.captured_sizes(model.rows()) == {"inputs"}

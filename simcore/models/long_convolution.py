@@ -88,9 +88,9 @@ class LongConvolution:
 
     @staticmethod
     def device_sizes(graph: Graph) -> frozenset[str]:
-        """The sizes that kernels of a graph read in the device's memory: the position, if the graph has
-        cells."""
-        return graph.needs & {POSITION.name} if "conv_cell" in graph.kinds else frozenset()
+        """The sizes that kernels of a graph read in the device's memory: the position, in steps, rows, columns
+        and tiles."""
+        return graph.needs & {POSITION.name} if graph.kinds & conv.PLACED_KINDS else frozenset()
 
     # -- graphs: all read `position`, the position that is computed or was computed last ------------------
 

@@ -390,6 +390,10 @@ MIXER_KINDS = frozenset(
     | {"conv_row", "conv_column", "conv_cell", "conv_prefill", "conv_carry", "slot_shift"}
     | {"relaxed_cell", "relaxed_tile", "filter_tap", "generic_cell", "generic_read", "generic_tile"}
 )
+# Kinds whose kernels may read their position in the device's memory; one captured graph serves all positions.
+PLACED_KINDS = frozenset(
+    {f"tile_{name}" for name in IMPLEMENTATIONS} | {"conv_row", "conv_column", "conv_cell"}
+)
 
 
 def at_layer(op: Op, layer: int, position: Dim = POSITION) -> Op:

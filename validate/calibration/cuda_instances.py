@@ -76,6 +76,10 @@ class CardInstancesState:
         """Same as for one instance."""
         return self.states[0].captured_sizes(graph)
 
+    def captured_at(self, graph: Graph, sizes: Mapping[str, int]) -> Hashable:
+        """Same as for one instance."""
+        return self.states[0].captured_at(graph, sizes)
+
     def sizes(self, stream: str) -> Mapping[str, Tensor]:
         """Returns the sizes of the stream's instance, which has its own lengths."""
         return self._of_stream.get(stream, self.states[0]).sizes(stream)

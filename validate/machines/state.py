@@ -68,6 +68,11 @@ class CardState(State, Protocol):
         """Returns the sizes with which the ops of a graph are captured: other values need another capture."""
         return graph.needs - self.device_sizes(graph)
 
+    def captured_at(self, graph: Graph, sizes: Mapping[str, int]) -> Hashable:
+        """Returns what tells captures of a graph apart: by default the values of `captured_sizes`. Of values that
+        share a capture it is the same."""
+        return tuple([sizes[name] for name in sorted(self.captured_sizes(graph))])
+
     def sizes(self, stream: str) -> Mapping[str, Tensor]:
         """Returns int32 tensors by the size that they hold for kernels of a stream, all elements the same."""
         del stream

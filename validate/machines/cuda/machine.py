@@ -421,10 +421,8 @@ class CardRun(Device):
             self._stages.capture(leader, plan, which, (), nodes, ())
 
     def _plan(self, stream: Stream, launch: Launch, sizes: Mapping[str, int]) -> Plan:
-        captured_sizes = {
-            name: sizes[name] for name in sorted(stream.lanes[0].state.captured_sizes(launch.graph))
-        }
-        key = plan_key(launch, self.card.same(launch.graph), captured_sizes, len(stream.lanes))
+        captured_at = stream.lanes[0].state.captured_at(launch.graph, sizes)
+        key = plan_key(launch, self.card.same(launch.graph), captured_at, len(stream.lanes))
         # Each stream has its own codes and memory.
         found = self.card.plans.get((stream.rank, stream.name, key))
         if found is None:

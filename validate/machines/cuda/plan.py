@@ -57,10 +57,11 @@ class Plan:
         return self.settings is not None and self.stages[-1].kind == "collective"
 
 
-def plan_key(launch: Launch, graph: Graph, captured_sizes: Mapping[str, int], lanes: int) -> Hashable:
-    """Returns the key of a plan: the graph, the captured sizes, and all else that its stages depend on."""
+def plan_key(launch: Launch, graph: Graph, captured_at: Hashable, lanes: int) -> Hashable:
+    """Returns the key of a plan: the graph, what tells its captures apart (`CardState.captured_at`), and all
+    else that its stages depend on."""
     signals = tuple([(signal.name, signal.source) for signal in launch.signals])
-    return id(graph), tuple(captured_sizes.values()), launch.when, keyless(launch.sets), signals, lanes
+    return id(graph), captured_at, launch.when, keyless(launch.sets), signals, lanes
 
 
 def stages(launch: Launch, sizes: Mapping[str, int], lanes: int) -> tuple[Stage, ...]:
