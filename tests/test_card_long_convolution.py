@@ -2,13 +2,14 @@
 there; its steps are captured once for all positions."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
 from simcore.kernels.decoder.split_kv import ONE_BY_ONE
-from simcore.kernels.long_convolution import placed_tiles
+from simcore.kernels.long_convolution import placed_tiles, token_step
 from simcore.kernels.long_convolution.placed import KERNELS
 from simcore.machine.machine import Machine, Program
 from simcore.models.long_convolution import LongConvolution
@@ -67,8 +68,10 @@ def model_of(name: str, block: Any, batch: int, prompt: int, dtype: str) -> Long
     )
 
 
-def same_as_on_the_cpu(name: str, block: str, batch: int, prompt: int, device: str, dtype: str) -> None:
-    model = model_of(name, block, batch, prompt, dtype)
+def same_as_on_the_cpu(
+    name: str, block: str, batch: int, prompt: int, device: str, dtype: str, one_launch: bool = False
+) -> None:
+    model = replace(model_of(name, block, batch, prompt, dtype), one_launch=one_launch)
     state, captured, _ = twice(model, name, device)
     assert captured[0] > 0
     assert captured[1] == 0
@@ -95,6 +98,22 @@ def test_all_tilings_give_what_they_give_on_the_cpu(name: str, block: str, batch
     same_as_on_the_cpu(name, block, batch, prompt, "cpu", "fp64")
 
 
+@pytest.mark.parametrize("name", ["lazy", "eager", "fractal", "fractal, layer by layer"])
+@pytest.mark.parametrize(("block", "batch", "prompt"), [("gate", 2, 0), ("mlp", 1, 6)])
+def test_steps_in_one_launch_give_the_same(name: str, block: str, batch: int, prompt: int) -> None:
+    same_as_on_the_cpu(name, block, batch, prompt, "cpu", "fp64", one_launch=True)
+
+
+@pytest.mark.skipif(HAS_GPU or not ONE_BY_ONE, reason="for Triton's interpreter")
+@pytest.mark.parametrize("name", ["lazy", "fractal"])
+def test_steps_in_one_launch_give_the_same_by_their_kernel(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (placed_tiles, token_step):
+        monkeypatch.setattr(module, "has_kernel", lambda x: x.dtype != torch.float64)
+    same_as_on_the_cpu(name, "mlp", 2, 0, "cpu", "fp32", one_launch=True)
+
+
 @pytest.mark.skipif(HAS_GPU or not ONE_BY_ONE, reason="for Triton's interpreter")
 @pytest.mark.parametrize("name", ["lazy, layer by layer", "fractal"])
 @pytest.mark.parametrize(
@@ -114,8 +133,11 @@ def test_the_same_by_its_kernels(
 @pytest.mark.parametrize("name", SCHEDULES)
 @pytest.mark.parametrize(("block", "batch", "prompt"), [("mlp", 1, 0), ("gate", 2, 0), ("mlp", 1, 6)])
 @pytest.mark.parametrize("dtype", ["fp32", "fp64", "fp16", "bf16"])
-def test_the_same_on_a_real_card(name: str, block: str, batch: int, prompt: int, dtype: str) -> None:
-    same_as_on_the_cpu(name, block, batch, prompt, "cuda", dtype)
+@pytest.mark.parametrize("one_launch", [False, True])
+def test_the_same_on_a_real_card(
+    name: str, block: str, batch: int, prompt: int, dtype: str, one_launch: bool
+) -> None:
+    same_as_on_the_cpu(name, block, batch, prompt, "cuda", dtype, one_launch)
 
 
 @pytest.mark.parametrize(

@@ -175,6 +175,8 @@ def test_tilings_give_the_direct_sum(name: str) -> None:
     draw = Random(name)
     for model in models(draw, "convolution"):
         check(replace(model, tiles=HYBRID), schedule, options, half, draw.randrange(1000))
+        at_once = replace(model, tiles=HYBRID, one_launch=True)
+        check(at_once, schedule, options, half, draw.randrange(1000))
 
 
 @pytest.mark.parametrize("half", [False, True])
@@ -663,6 +665,6 @@ def test_a_filter_for_each_sequence_is_no_depthwise_convolution() -> None:
 
 def test_every_kind_of_op_has_a_kernel() -> None:
     """But renaming buffers, which nothing is computed for."""
-    kinds = {*conv.MIXER_KINDS, "gate", "next_input", "matmul", "activation"} - {"slot_shift"}
+    kinds = {*conv.MIXER_KINDS, "gate", "next_input", "matmul", "activation", "token_step"} - {"slot_shift"}
     assert kinds <= TABLE.keys()
     assert LONG_CONVOLUTION.keys() <= TABLE.keys()

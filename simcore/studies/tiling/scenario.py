@@ -33,6 +33,11 @@ class LongConvolutionModel(Strict):
     block: Literal["mlp", "gate"] = Field(
         "mlp", description="what follows a convolution: mlp, an MLP; gate, an elementwise product"
     )
+    step: Literal["auto", "layers", "one_launch"] = Field(
+        "auto",
+        description="how a position goes through all layers, where nothing else comes between them: kernels of each"
+        " layer (layers), one kernel that stays for all (one_launch), or, if both were measured, the cheaper (auto)",
+    )
 
 
 class TilingScenario(OnDevices):

@@ -19,7 +19,11 @@ from simcore.kernels.streams import current_gate
 from simcore.models.long_convolution import LongConvolution
 from simcore.ops.convolution import IMPLEMENTATIONS, POSITION
 from simcore.ops.op import Graph, Op
-from simcore.validate.machines.buffers.long_convolution import LongConvolutionState, parameters
+from simcore.validate.machines.buffers.long_convolution import (
+    LongConvolutionState,
+    parameters,
+    step_matrices,
+)
 from simcore.validate.machines.state import CardState, run_kernel, torch_dtype
 # Operands of a tile, row or column: levels below, taps, levels.
 Operands = tuple[Tensor, Tensor, Tensor]
@@ -55,12 +59,14 @@ class CardLongConvolutionState(CardState):
             "gate": self._gate,
             "next_input": self._next_input,
         }
-        # In a step and outside: they read the position only.
+        # In a step of several kernels and outside: they read nothing between ops.
         self._placed: Mapping[str, Callable[[Op], None]] = {
             "conv_row": self._row,
             "conv_column": self._column,
+            "token_step": self._token_step,
             **dict.fromkeys([f"tile_{name}" for name in IMPLEMENTATIONS], self._tile),
         }
+        self._step_matrices = step_matrices(drawn) if model.one_launch else []
         self._served = frozenset({*self._methods, *self._placed})
 
     @property
@@ -149,7 +155,11 @@ class CardLongConvolutionState(CardState):
         last, noise = self._level(self.inner.model.layers), self.inner.parameters.noise
         self._at.next_input(self._below, last, noise, self.position, self._level(0))
 
-    # -- tiles, rows and columns -------------------------------------------------------------------------------
+    # -- a step in one launch, tiles, rows and columns -----------------------------------------------------------
+
+    def _token_step(self, op: Op) -> None:
+        inner = self.inner
+        run_kernel(op, inner.a, inner.taps, self.position, inner.parameters.noise, *self._step_matrices)
 
     def _operands(self, op: Op) -> Operands:
         """Returns all positions of the levels below and of the levels of an op, and their taps from lag 1 on."""

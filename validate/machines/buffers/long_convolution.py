@@ -64,6 +64,12 @@ class Parameters:
         )
 
 
+def step_matrices(drawn: Parameters) -> list[Tensor]:
+    """Returns the matrices of blocks as a step in one launch takes them: outputs first, contiguous."""
+    names = [name for name in ("up", "down", "gate_projection") if name in drawn.matrices]
+    return [drawn.matrices[name].mT.contiguous() for name in names]
+
+
 def _matrices(model: LongConvolution, gain: float) -> dict[str, tuple[int, int, Tensor]]:
     """Returns rows, columns and scale by layer of the matrices, by name; `gain`: of one layer's mixer."""
     d, one = model.channels, torch.ones(model.layers, dtype=torch.float64)
@@ -155,6 +161,7 @@ class LongConvolutionState(State):
         # Views for ops of one layer and position, made once: making four of them takes longer than a cell.
         self._buffers = self.a.unbind(0)
         self._weights = {name: matrix.unbind(0) for name, matrix in drawn.matrices.items()}
+        self._step_matrices = step_matrices(drawn) if model.one_launch and not outputs_stay else []
         self._first_taps = self.taps[:, :, 0].unbind(0)
         # A matrix product's result for the next op; the next input, if it has no place before the shift.
         self._hidden, self._aside = drawn.given, drawn.given
@@ -173,7 +180,7 @@ class LongConvolutionState(State):
             "conv_cell": self._cell, "conv_row": self._row, "conv_column": self._column,
             "conv_prefill": self._prefill, "conv_carry": self._carry, "slot_shift": self._shift,
             "matmul": self._multiply, "activation": self._activate, "gate": self._gate,
-            "next_input": self._next_input, "filter_tap": self._tap, "relaxed_cell": self._relaxed_cell,
+            "next_input": self._next_input, "token_step": self._token_step, "filter_tap": self._tap, "relaxed_cell": self._relaxed_cell,
             "relaxed_tile": self._relaxed_tile, "generic_cell": self._generic_cell,
             "generic_read": self._generic_read, "generic_tile": self._generic_tile,
             **dict.fromkeys(("tile_conv", "tile_flash_conv", "tile_fft", "tile_flash_fft"), self._tile),
@@ -295,14 +302,27 @@ class LongConvolutionState(State):
         z = self._rows(op["rows"], op.where("layer"), op.where("position"))
         run_kernel(op, self._hidden.view(z.shape), z)
 
+    def _token_step(self, op: Op) -> None:
+        # Levels and the next input may lie apart, with half storage: on copies of them.
+        t, model = op.where("position"), self.model
+        levels = torch.stack([self._at(level, t) for level in range(model.layers + 1)])
+        a = torch.stack((levels, levels), 2)
+        noise = self.parameters.noise[t].expand(2, -1, -1)
+        run_kernel(op, a, self.taps, torch.zeros(1, dtype=torch.int32), noise, *self._step_matrices)
+        for level in range(1, model.layers + 1):
+            self._at(level, t).copy_(a[level, :, 0])
+        self._give(t, a[0, :, 1])
+
     def _next_input(self, op: Op) -> None:
         t = op.where("position")
+        self._give(t, run_kernel(op, self._at(self.model.layers, t), self.parameters.noise[t]))
+
+    def _give(self, t: int, x: Tensor) -> None:
+        """Keeps the outputs until t, and x as the next input."""
         if not self._outputs_stay:
             self.outputs += self.level(self.model.layers, len(self.outputs), t + 1).clone().unbind(1)
         if t + 1 == self.model.tokens:
             return
-        last = self._at(self.model.layers, t) if self._outputs_stay else self.outputs[-1]
-        x = run_kernel(op, last, self.parameters.noise[t])
         if t + 1 == self._base + self.room:
             self._aside = x
         else:
