@@ -21,6 +21,7 @@ from simcore.validate.machines.buffers import cuda_long_convolution as card_long
 from simcore.validate.machines.buffers.cuda_long_convolution import CardLongConvolutionState
 from simcore.validate.machines.buffers.long_convolution import long_convolution_state
 from simcore.validate.machines.cpu.machine import TorchRun
+from simcore.validate.machines.cuda import machine
 from simcore.validate.machines.cuda.cuda_api import TorchCudaApi
 from simcore.validate.machines.cuda.machine import Card
 from tests.fake_card import FakeCudaApi
@@ -162,3 +163,32 @@ def test_a_graph_is_captured_once_for_all_positions(tokens: int, name: str, othe
         assert state.device_sizes(graph) == {"position"}
         assert not state.captured_sizes(graph)
     assert state.captured_sizes(model.rows()) == {"inputs"}
+
+
+@pytest.mark.parametrize("name", ["lazy", "fractal"])
+def test_a_rehearsal_captures_what_a_run_replays(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "REHEARSED", 3)
+    model = replace(model_of(name, "mlp", 1, 0, "fp64"), one_launch=True)
+    schedule, options = SCHEDULES[name]
+    state = CardLongConvolutionState(model, 0, "cpu")
+    api, ran = FakeCudaApi(1), list[int]()
+    card = Card([state], api)
+    executed = CardLongConvolutionState.execute
+    monkeypatch.setattr(
+        CardLongConvolutionState, "execute", lambda self, op: (ran.append(1), executed(self, op))
+    )
+    counts, captured = list[int](), list[int]()
+    for rehearsal in (True, True, False):
+        state.reset()
+        run = card.start(rehearsal=rehearsal)
+        run.run(lambda m: schedule(m, model, [], **options))
+        counts.append(len(ran))
+        captured.append(run.fresh)
+    # Of 41 launches: three of each graph at most, then none of those.
+    assert counts[0] < 21
+    assert counts[1] - counts[0] < counts[0]
+    assert counts[2] - counts[1] == 41
+    assert captured[1:] == [0, 0]
+    truth = long_convolution_state(model, seed=0)
+    TorchRun([truth]).run(lambda m: schedule(m, model, [], **options))
+    torch.testing.assert_close(state.outputs, torch.stack(truth.outputs))

@@ -504,7 +504,7 @@ def test_a_run_that_captures_is_not_timed() -> None:
             return self.trace
 
     case: Any = SimpleNamespace(warm=False, run_s=math.inf, reset=lambda: None)
-    begin: Any = Restless
+    begin: Any = lambda rehearsal: Restless()  # noqa: E731
     with pytest.raises(InputError, match="restless: 1 graphs were captured in the run that counts"):
         CountedRun(case, begin, "restless", untold).run(lambda m: iter(()))
 
@@ -556,7 +556,7 @@ def test_runs_are_thrown_away_until_they_have_worked_long_enough(
     even = Even(lambda: 1.0)
     monkeypatch.setattr(card_real, "pace", lambda: even)
     case: Any = SimpleNamespace(warm=False, run_s=math.inf, reset=lambda: None)
-    begin: Any = Timed
+    begin: Any = lambda rehearsal: Timed()  # noqa: E731
     counted = [CountedRun(case, begin, "timed", untold) for _ in range(2)]
     if len(captures) > card_real.MOST_WARM_UPS:
         with pytest.raises(InputError, match="graphs were captured in the run that counts"):
@@ -592,7 +592,7 @@ def test_a_run_that_is_over_holds_its_case_no_more() -> None:
             """Nothing to do."""
 
     case: Any = Held()
-    begin: Any = Quick
+    begin: Any = lambda rehearsal: Quick()  # noqa: E731
     counted = CountedRun(case, begin, "quick", untold)
     assert counted.run(lambda m: iter(())) is counted.trace
     left = weakref.ref(case)

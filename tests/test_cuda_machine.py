@@ -5,7 +5,7 @@ the real one (marker `gpu`). What ran is read off the trace and off what the ops
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from math import prod
 from typing import Any
@@ -29,6 +29,7 @@ from simcore.validate.machines.cuda import machine as card_machine
 from simcore.validate.machines.cuda.cuda_api import CudaApi, TorchCudaApi, seen_together
 from simcore.validate.machines.cuda.machine import DEPTH, Card, CardRun
 from simcore.validate.machines.cuda.records import OrderError
+from simcore.validate.machines.state import CardState
 from tests import fake_card
 from tests.fake_card import FakeCudaApi
 from tests.programs import RandomProgram, meet, random_programs, sends, toy, toy_price, toys
@@ -102,6 +103,9 @@ class ToyCard:
 
     def captured_sizes(self, graph: Graph) -> frozenset[str]:
         return graph.needs - self.device_sizes(graph)
+
+    def captured_at(self, graph: Graph, sizes: Mapping[str, int]) -> Hashable:
+        return CardState.captured_at(self, graph, sizes)  # type: ignore[arg-type]
 
     def sizes(self, stream: str) -> dict[str, Tensor]:
         del stream

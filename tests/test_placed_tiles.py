@@ -60,9 +60,7 @@ def tile_op(implementation: conv.Implementation, side: int, outputs: int, dtype:
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize(("side", "outputs", "t"), [(1, 1, 0), (4, 4, 11), (8, 3, 15)])
-def test_tiles_in_plain_torch(
-    implementation: conv.Implementation, side: int, outputs: int, t: int
-) -> None:
+def test_tiles_in_plain_torch(implementation: conv.Implementation, side: int, outputs: int, t: int) -> None:
     y, z = levels(torch.float64, 19)
     taps = drawn(torch.float64, LAYERS, 1, 19, CHANNELS, seed=3)
     op = tile_op(implementation, side, outputs, "fp64")

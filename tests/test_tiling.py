@@ -148,7 +148,9 @@ def test_a_step_in_one_launch_makes_the_cells_of_all_layers(schedule: Schedule) 
         assert sorted(seen[layer, j]) == list(range(j + 1))
     assert model.step().kernels == 1
     # What comes between layers keeps their kernels apart.
-    assert "token_step" not in model.row_step().kinds | model.column_step().kinds | model.tile_step(2, 2).kinds
+    assert (
+        "token_step" not in model.row_step().kinds | model.column_step().kinds | model.tile_step(2, 2).kinds
+    )
 
 
 def test_the_work_of_a_step_in_one_launch_is_that_of_its_layers() -> None:

@@ -25,8 +25,9 @@ NUMBERS, WARPS, TURNED = 1024, 4, 32
 
 
 class Moved(NamedTuple):
-    """Where a launch works: y and z are given for position `origin`; the launch works at the `position` (int32
-    [1]) that it reads on the device, so many rows further. Nothing is done outside `origin` to `last`."""
+    """Where a launch works: y and z are given for position `origin`; the launch works at the `position`
+    (int32 [1]) that it reads on the device, so many rows further. Nothing is done outside `origin` to
+    `last`."""
 
     position: Tensor
     origin: int
@@ -45,7 +46,7 @@ def check_moved(moved: Moved | None) -> None:
 
 def moved_arguments(moved: Moved | None) -> tuple[Tensor | None, int, int]:
     """Returns the arguments of a kernel: pointer, origin, last."""
-    return (None, 0, 0) if moved is None else tuple(moved)
+    return (None, 0, 0) if moved is None else (moved.position, moved.origin, moved.last)
 
 
 @triton.jit
@@ -75,8 +76,8 @@ def copied_at(y: Tensor, out: Tensor, moved: Moved) -> Tensor:
 
 @launching
 def added_at(more: Tensor, z: Tensor, moved: Moved) -> Tensor:
-    """Adds `more`, of any strides, to z, moved, both [layers, batch, rows, channels], in fp32; returns z. Raises
-    ValueError for tensors that do not fit."""
+    """Adds `more`, of any strides, to z, moved, both [layers, batch, rows, channels], in fp32; returns z.
+    Raises ValueError for tensors that do not fit."""
     _launch(more, z, moved, adds=True)
     return z
 
@@ -85,7 +86,9 @@ def _launch(x: Tensor, out: Tensor, moved: Moved, *, adds: bool) -> None:
     check_moved(moved)
     check_written("what is written", out, x)
     if x.dim() != 4 or x.shape != out.shape or out.stride(-1) != 1:
-        raise ValueError(f"{kind(x)} and {kind(out)} have to be alike, of four dimensions; channels contiguous")
+        raise ValueError(
+            f"{kind(x)} and {kind(out)} have to be alike, of four dimensions; channels contiguous"
+        )
     layers, batch, rows, channels = x.shape
     width = min(NUMBERS if x.stride(-1) == 1 else TURNED, triton.next_power_of_2(channels))
     each = NUMBERS // width
@@ -124,4 +127,3 @@ def _copy_kernel(
         out_at += row * out_row
         x = tl.load(x_at + (row + further) * x_row, mask=there, other=0.0)
     tl.store(out_at, x.to(out_ptr.dtype.element_ty), mask=there)
-

@@ -4,11 +4,11 @@
     column   z_(t+j) += y_t k_j                                     for j = 1 .. positions - 1 - t
     tile     z_(t+1+v) += sum over u < U of  y_(t+1-U+u) k_(U+v-u)  for v = 0 .. outputs - 1     (U = side)
 
-y and z are all positions of the levels below and of the levels, [layers, batch, positions, channels]; position
-int32 [1]. A captured tile serves all positions. A row or a column has programs for `most` inputs or outputs; its
-graph serves all positions that have no more. On a GPU the kernels of the table run, moved; a framework's kernels
-on copies (`moved`). Elsewhere, and in fp64, the same runs on rows that are selected by index, and the host does
-not wait for the position.
+y and z are all positions of the levels below and of the levels, [layers, batch, positions, channels];
+position int32 [1]. A captured tile serves all positions. A row or a column has programs for `most` inputs or
+outputs; its graph serves all positions that have no more. On a GPU the kernels of the table run, moved; a
+framework's kernels on copies (`moved`). Elsewhere, and in fp64, the same runs on rows that are selected by
+index, and the host does not wait for the position.
 """
 
 from collections.abc import Callable, Mapping
@@ -42,7 +42,7 @@ from simcore.kernels.long_convolution.triton_fft import fft_tile
 from simcore.kernels.long_convolution.triton_rows import conv_column, conv_row
 from simcore.ops.op import Op
 
-__all__ = ["PLACED", "PlacedKernel", "column_at", "row_at", "tile_at"]
+__all__ = ["PLACED", "PlacedKernel", "column_at", "power_from", "row_at", "tile_at"]
 
 
 class PlacedKernel(NamedTuple):
@@ -56,9 +56,7 @@ class PlacedKernel(NamedTuple):
 # -- rows and columns --------------------------------------------------------------------------------------
 
 
-def row_at(
-    y: Tensor, taps: Tensor, z: Tensor, position: Tensor, *, most: int, since: int = 0
-) -> None:
+def row_at(y: Tensor, taps: Tensor, z: Tensor, position: Tensor, *, most: int, since: int = 0) -> None:
     """Adds the row of the position, of at most `most` inputs from position `since` on; taps [layers, 1 or
     batch, lags, channels] from lag 1 on."""
     end = min(since + most, taps.shape[2])
@@ -86,12 +84,21 @@ def column_at(y: Tensor, taps: Tensor, z: Tensor, position: Tensor, *, most: int
     later.copy_(wide(later) + terms)
 
 
+def power_from(n: int) -> int:
+    """Returns the least power of two from n on: for so many inputs or outputs a captured graph has programs.
+
+    >>> [power_from(n) for n in (1, 2, 3, 8, 9)]
+    [1, 2, 4, 8, 16]
+    """
+    return 1 << (n - 1).bit_length()
+
+
 def _row(op: Op, y: Tensor, taps: Tensor, z: Tensor, position: Tensor) -> None:
-    row_at(y, taps, z, position, most=op["inputs"])
+    row_at(y, taps, z, position, most=power_from(op["inputs"]))
 
 
 def _column(op: Op, y: Tensor, taps: Tensor, z: Tensor, position: Tensor) -> None:
-    column_at(y, taps, z, position, most=op["outputs"])
+    column_at(y, taps, z, position, most=power_from(op["outputs"]))
 
 
 # -- tiles -------------------------------------------------------------------------------------------------
@@ -186,7 +193,7 @@ def _tile_inputs(op: Op, generator: torch.Generator, device: torch.device) -> tu
 def _line_inputs(op: Op, generator: torch.Generator, device: torch.device) -> tuple[Tensor, ...]:
     """Of a row, whose last input lies before the position, or of a column, whose input lies first."""
     row = op.kind == "conv_row"
-    lags = op["inputs"] if row else op["outputs"]
+    lags = power_from(op["inputs"] if row else op["outputs"])
     y, z, position = _inputs(op, generator, device, lags + 1, lags if row else 0)
     return y, random_taps(op, generator, device, op["layers"], lags), z, position
 

@@ -223,8 +223,8 @@ def _check(
 
 
 # The compiler must not know the number of layers: in a loop over a single one it would drop the last
-# exchange.
-@triton.jit(do_not_specialize=["layers"])
+# exchange. Nor the room, so that models of all lengths share a kernel.
+@triton.jit(do_not_specialize=["layers", "room"])
 def _mlp_kernel(
     a_ptr, taps_ptr, up_ptr, down_ptr, noise_ptr, position_ptr, words_ptr, turns_ptr, layers, batch, room,
     stride_level, stride_sequence, stride_position, stride_tap_layer, stride_tap_sequence,
@@ -288,7 +288,7 @@ def _mlp_kernel(
         tl.store(turns_ptr + group, turn & 3)
 
 
-@triton.jit(do_not_specialize=["layers"])
+@triton.jit(do_not_specialize=["layers", "room"])
 def _gate_kernel(
     a_ptr, taps_ptr, projection_ptr, noise_ptr, position_ptr, words_ptr, turns_ptr, layers, batch, room,
     stride_level, stride_sequence, stride_position, stride_tap_layer, stride_tap_sequence,

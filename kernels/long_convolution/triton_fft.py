@@ -206,8 +206,9 @@ def fft_tile(
     space: Tensor | None = None,
 ) -> Tensor:
     """Adds the terms of y [layers, batch, side, channels] to z [layers, batch, outputs, channels] in place,
-    by the `right_angle_spectrum` of the taps; returns z; with `moved`, so many rows further. outputs <= side. `space`: see `fft_space`; by
-    default a new one if needed. Raises ValueError for tensors that do not fit together."""
+    by the `right_angle_spectrum` of the taps; returns z; with `moved`, so many rows further. outputs <= side.
+    `space`: see `fft_space`; by default a new one if needed. Raises ValueError for tensors that do not fit
+    together."""
     layers, batch, side, channels = _checked(y, spectrum, z)
     check_moved(moved)
     config = config or fft_config_for(y)
@@ -445,7 +446,7 @@ def _fused_kernel(
         )  # fmt: skip
         gdc_wait()
         gdc_launch_dependents()
-    if MOVED:
+    if MOVED:  # noqa: SIM102 (the compiler decides this one)
         if is_elsewhere(position_ptr, origin, last):
             return
     # Inputs n = a B D + m, m = b D + d.
@@ -506,7 +507,7 @@ def _forward_kernel(
         _ask_for(y_ptr, n2 + N2 * tl.arange(0, A * B)[:, None], y_position, block, channels, C)
         gdc_wait()
         gdc_launch_dependents()
-    if MOVED:
+    if MOVED:  # noqa: SIM102 (the compiler decides this one)
         if is_elsewhere(position_ptr, origin, last):
             return
     b, channel, there = _index(block, channels, B, 1, C)
@@ -540,7 +541,7 @@ def _middle_kernel(
         _ask_for(spectrum_ptr + s_part, bins, s_bin, block, channels, C)
         gdc_wait()
         gdc_launch_dependents()
-    if MOVED:
+    if MOVED:  # noqa: SIM102 (the compiler decides this one)
         if is_elsewhere(position_ptr, origin, last):
             return
     b, channel, there = _index(block, channels, B, 1, C)
@@ -576,7 +577,7 @@ def _backward_kernel(
         _ask_for(z_ptr, rows, z_position, block, channels, C)
         gdc_wait()
         gdc_launch_dependents()
-    if MOVED:
+    if MOVED:  # noqa: SIM102 (the compiler decides this one)
         if is_elsewhere(position_ptr, origin, last):
             return
     k1, channel, there = _index(block, channels, A, 1, C)

@@ -188,7 +188,8 @@ def conv_row(
     taps [layers, 1 or batch, inputs, channels], from lag 1 on. With `inputs` (int32 [1], read on the device)
     only so many last inputs count. With `position` (likewise) y and z are all positions, z [layers, batch,
     positions, channels]: the inputs before that position, or the last `inputs` of them, are added there, but
-    none before position `since`. space: see `row_space`; by default a new one. Raises ValueError for tensors that do not fit.
+    none before position `since`. space: see `row_space`; by default a new one. Raises ValueError for tensors
+    that do not fit.
     """
     sums = z if position is not None else z[:, :, None] if z.dim() == 3 else z
     check_operands(
@@ -220,7 +221,7 @@ def conv_row(
     return z
 
 
-@triton.jit(do_not_specialize=["since", "inputs"])
+@triton.jit(do_not_specialize=["since", "inputs", "positions"])
 def _conv_row_kernel(
     y_ptr, taps_ptr, z_ptr, inputs_ptr, position_ptr, space_ptr, since,
     inputs, positions, batch, channels,

@@ -51,8 +51,8 @@ class LongConvolution:
 
     `tokens` is L, including the `prompt` positions of the prompt; `tiles`: the implementation by side;
     `rank`: numbers of state per channel with `mixer` linear_attention; `one_launch`: whether a step is one
-    kernel (`token_step`), where nothing else comes between its layers. Raises ValueError if no position is left
-    to generate.
+    kernel (`token_step`), where nothing else comes between its layers. Raises ValueError if no position is
+    left to generate.
     """
 
     layers: int
@@ -90,8 +90,8 @@ class LongConvolution:
 
     @staticmethod
     def device_sizes(graph: Graph) -> frozenset[str]:
-        """The sizes that kernels of a graph read in the device's memory: the position, in steps, rows, columns
-        and tiles."""
+        """The sizes that kernels of a graph read in the device's memory: the position, in steps, rows,
+        columns and tiles."""
         return graph.needs & {POSITION.name} if graph.kinds & conv.PLACED_KINDS else frozenset()
 
     # -- graphs: all read `position`, the position that is computed or was computed last ------------------
@@ -342,7 +342,11 @@ class Cells(NamedTuple):
 def cells(op: Op, total: int) -> Iterator[Cells]:
     """The contributions among `total` positions that an op without run-time sizes computes; none for ops of
     a block."""
-    if op.kind not in {*conv.MIXER_KINDS, "token_step"} or op.kind in ("filter_tap", "generic_read", "slot_shift"):
+    if op.kind not in {*conv.MIXER_KINDS, "token_step"} or op.kind in (
+        "filter_tap",
+        "generic_read",
+        "slot_shift",
+    ):
         return
     first, t = op.where("layer"), op.where("position")
     layers = next((value for name, value in op.shape if name == "layers"), 1)

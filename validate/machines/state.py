@@ -69,8 +69,8 @@ class CardState(State, Protocol):
         return graph.needs - self.device_sizes(graph)
 
     def captured_at(self, graph: Graph, sizes: Mapping[str, int]) -> Hashable:
-        """Returns what tells captures of a graph apart: by default the values of `captured_sizes`. Of values that
-        share a capture it is the same."""
+        """Returns what tells captures of a graph apart: by default the values of `captured_sizes`. Of values
+        that share a capture it is the same."""
         return tuple([sizes[name] for name in sorted(self.captured_sizes(graph))])
 
     def sizes(self, stream: str) -> Mapping[str, Tensor]:

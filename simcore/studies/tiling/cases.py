@@ -111,9 +111,9 @@ def model_of(case: Case, tiles: Choice, price: Pricer) -> LongConvolution:
 
 
 def steps_in_one_launch(step: str, model: LongConvolution, price: Pricer) -> bool:
-    """Whether a model's step is one kernel: as the scenario says, or, if it leaves that open, if this is cheaper
-    than kernels of each layer. Prices that were not measured do not choose: a kernel that waits for other
-    programs takes many times its roofline."""
+    """Whether a model's step is one kernel: as the scenario says, or, if it leaves that open, if this is
+    cheaper than kernels of each layer. Prices that were not measured do not choose: a kernel that waits for
+    other programs takes many times its roofline."""
     if step != "auto":
         return step == "one_launch"
     one = price(model.token_step.without_place)

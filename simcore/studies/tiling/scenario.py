@@ -35,8 +35,9 @@ class LongConvolutionModel(Strict):
     )
     step: Literal["auto", "layers", "one_launch"] = Field(
         "auto",
-        description="how a position goes through all layers, where nothing else comes between them: kernels of each"
-        " layer (layers), one kernel that stays for all (one_launch), or, if both were measured, the cheaper (auto)",
+        description="how a position goes through all layers if nothing else comes between them: as kernels of"
+        " each layer (layers), as one kernel that stays for all (one_launch), or as is cheaper, if both were"
+        " measured (auto)",
     )
 
 

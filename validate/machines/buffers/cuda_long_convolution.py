@@ -2,10 +2,10 @@
 
 The kernels of a step (cells and blocks) read its position on the card
 (`simcore.kernels.long_convolution.placed`), so one graph serves all positions, and tensors between its ops do
-not move. So do those of tiles, rows and columns (`placed_tiles`); a row or a column has a graph for each power
-of two of inputs or outputs, whose programs they share. Only a prompt is captured with its positions. The op
-after a block writes the layer's output to its place, so no copies are launched that the model does not have.
-Outputs stay in the last level.
+not move. So do those of tiles, rows and columns (`placed_tiles`); a row or a column has a graph for each
+power of two of inputs or outputs, whose programs they share. Only a prompt is captured with its positions.
+The op after a block writes the layer's output to its place, so no copies are launched that the model does not
+have. Outputs stay in the last level.
 """
 
 from collections.abc import Callable, Hashable, Mapping
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from simcore.kernels.long_convolution.placed import placed_for
-from simcore.kernels.long_convolution.placed_tiles import column_at, row_at, tile_at
+from simcore.kernels.long_convolution.placed_tiles import column_at, power_from, row_at, tile_at
 from simcore.kernels.streams import current_gate
 from simcore.models.long_convolution import LongConvolution
 from simcore.ops.convolution import IMPLEMENTATIONS, POSITION
@@ -25,17 +25,9 @@ from simcore.validate.machines.buffers.long_convolution import (
     step_matrices,
 )
 from simcore.validate.machines.state import CardState, run_kernel, torch_dtype
+
 # Operands of a tile, row or column: levels below, taps, levels.
 Operands = tuple[Tensor, Tensor, Tensor]
-
-
-def power_from(n: int) -> int:
-    """Returns the least power of two from n on.
-
-    >>> [power_from(n) for n in (1, 2, 3, 8, 9)]
-    [1, 2, 4, 8, 16]
-    """
-    return 1 << (n - 1).bit_length()
 
 
 class CardLongConvolutionState(CardState):
@@ -155,14 +147,15 @@ class CardLongConvolutionState(CardState):
         last, noise = self._level(self.inner.model.layers), self.inner.parameters.noise
         self._at.next_input(self._below, last, noise, self.position, self._level(0))
 
-    # -- a step in one launch, tiles, rows and columns -----------------------------------------------------------
+    # -- a step in one launch, tiles, rows and columns -----------------------------------------------------
 
     def _token_step(self, op: Op) -> None:
         inner = self.inner
         run_kernel(op, inner.a, inner.taps, self.position, inner.parameters.noise, *self._step_matrices)
 
     def _operands(self, op: Op) -> Operands:
-        """Returns all positions of the levels below and of the levels of an op, and their taps from lag 1 on."""
+        """Returns all positions of the levels below and of the levels of an op, and their taps from lag 1
+        on."""
         first, count, inner = op.where("layer") - 1, op["layers"], self.inner
         taps = inner.taps.narrow(0, first, count).narrow(2, 1, inner.model.tokens - 1)
         return inner.a.narrow(0, first, count), taps, inner.a.narrow(0, first + 1, count)

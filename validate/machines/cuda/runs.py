@@ -1,9 +1,10 @@
 """Runs a study's programs on the CUDA card of this machine: one `Card` for each case, first runs discarded.
 
 First runs compile, fill caches and capture. More are discarded until those that capture nothing have taken
-WARM_S: at first a card's clocks are low, and launches take twice as long. The next runs count; before each
-the host is kept busy until it is at its pace (`pace`), as it is when it decodes all the time. The states of a
-case are reset before each run. All ranks of a mesh share the card.
+WARM_S. They are rehearsals: of a long run they launch each graph a few hundred times. At first a card's
+clocks are low, and launches take twice as long. The next runs count; before each the host is kept busy until
+it is at its pace (`pace`), as it is when it decodes all the time. The states of a case are reset before each
+run. All ranks of a mesh share the card.
 """
 
 import gc
@@ -13,7 +14,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from functools import partial
 from typing import Any
 
 import torch
@@ -34,8 +34,8 @@ from simcore.validate.timing.pace import pace
 
 # Seconds by the names of `machine.Overheads`.
 Costs = Mapping[str, float]
-# Runs a program once; returns the run and its seconds.
-Once = Callable[[], tuple[CardRun, float]]
+# Runs a program once, or rehearses it; returns the run and its seconds.
+Once = Callable[[bool], tuple[CardRun, float]]
 # The most discarded runs that capture, and the seconds that discarded runs without captures take together.
 MOST_WARM_UPS, WARM_S = 3, 0.05
 # A run shorter than this counts right after other runs, which take this long together.
@@ -65,10 +65,10 @@ class CountedRun:
     memory from the next one. `ended` gets its trace and whether its host was at its pace."""
 
     def __init__(
-        self, case: _Case, start: Callable[[], CardRun], title: str, ended: Callable[[Trace, bool], None]
+        self, case: _Case, start: Callable[[bool], CardRun], title: str, ended: Callable[[Trace, bool], None]
     ) -> None:
         self._ended, self._title = ended, title
-        self._held: tuple[_Case, Callable[[], CardRun]] | None = case, start
+        self._held: tuple[_Case, Callable[[bool], CardRun]] | None = case, start
         self.trace, self.fed_s = Trace(), list[float]()
 
     def run(self, program: Callable[[Machine], Program]) -> Trace:
@@ -77,10 +77,10 @@ class CountedRun:
         assert self._held is not None, "a run runs once"
         (case, start), self._held = self._held, None
 
-        def once() -> tuple[CardRun, float]:
+        def once(rehearsal: bool) -> tuple[CardRun, float]:
             """Runs the program from the start of the case; returns the run and its seconds."""
             case.reset()
-            run, begun_s = start(), time.perf_counter()
+            run, begun_s = start(rehearsal), time.perf_counter()
             run.run(program)
             return run, time.perf_counter() - begun_s
 
@@ -97,8 +97,8 @@ class CountedRun:
         # ten times as long as its second.
         until_s = time.perf_counter() + SHORT_S
         while case.run_s < SHORT_S and time.perf_counter() < until_s:
-            once()
-        run, _ = once()
+            once(False)
+        run, _ = once(False)
         if run.fresh:
             raise InputError(
                 f"--on cuda: {self._title}: {run.fresh} graphs were captured in the run that counts, after"
@@ -114,7 +114,7 @@ class CountedRun:
 def _warm_up(case: _Case, once: Once) -> None:
     captured, warm_s = 0, 0.0
     while captured < MOST_WARM_UPS and warm_s < WARM_S:
-        run, run_s = once()
+        run, run_s = once(True)
         if run.fresh:
             captured += 1
         else:
@@ -191,13 +191,16 @@ class RealCard:
         """Makes a run on the case's card, with its buffers reset."""
         title = setup.title or setup.case or "this case"
         case = self._case_of(setup, title)
-        begin = partial(
-            case.card.start,
-            outcomes=setup.outcomes,
-            roofline=setup.roofline,
-            weight=setup.price,
-            warmup_launches=setup.warmup_launches,
-        )
+
+        def begin(rehearsal: bool) -> CardRun:
+            return case.card.start(
+                outcomes=setup.outcomes,
+                roofline=setup.roofline,
+                weight=setup.price,
+                warmup_launches=setup.warmup_launches,
+                rehearsal=rehearsal,
+            )
+
         traces = self.started.setdefault(setup.case, [])
 
         def ended(trace: Trace, at_pace: bool) -> None:
