@@ -14,6 +14,7 @@ that of level 0. The first two levels are then not neighbours, and a tile runs i
 """
 
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import torch
@@ -35,6 +36,8 @@ NOISE = 0.5
 DOWN = 1.5
 # Size of a gate. A gated block squares sizes: at 1 a deep model would diverge, below 1 deep levels fade.
 GATE = 0.4
+# Seeds of layers: more than a model has. Threads that draw, each a layer in float64.
+SEEDS, THREADS = 1_000_003, 8
 # Decays of linear attention lie in this range.
 DECAYS = (0.5, 0.9)
 
@@ -96,9 +99,6 @@ def parameters(model: LongConvolution, seed: int, dtype: torch.dtype) -> Paramet
 
     layers, tokens, batch, d = model.layers, model.tokens, model.batch, model.channels
     gain = LOOP ** (1 / layers)
-    time = torch.arange(tokens, dtype=torch.float64)[:, None] / tokens
-    filters = normal(layers, tokens, d) * torch.exp(-torch.linspace(*RATES, d, dtype=torch.float64) * time)
-    filters *= gain / filters.square().sum(1, keepdim=True).sqrt()
     matrices = {
         name: normal(layers, n, m) * (scale * n**-0.5)[:, None, None]
         for name, (n, m, scale) in _matrices(model, gain).items()
@@ -106,13 +106,33 @@ def parameters(model: LongConvolution, seed: int, dtype: torch.dtype) -> Paramet
     low, high = DECAYS
     decays = low + (high - low) * torch.rand(layers, generator=generator, dtype=torch.float64)
     return Parameters(
-        filters.to(dtype),
+        _filters(model, seed, gain, dtype),
         {name: matrix.to(dtype) for name, matrix in matrices.items()},
         (NOISE * normal(batch, max(1, model.prompt), d)).to(dtype),
         (NOISE * normal(tokens, batch, d)).to(dtype),
         decays.to(dtype),
         (gain * (1.0 - decays**2).sqrt() / (2 * model.rank)).to(dtype),
     )
+
+
+def _filters(model: LongConvolution, seed: int, gain: float, dtype: torch.dtype) -> Tensor:
+    """Draws the filters, each layer by a seed of its own and in a thread: those of 131,072 positions are half a
+    billion numbers, which one thread draws for 20 seconds."""
+    size = model.tokens, model.channels
+    decay = torch.exp(
+        -torch.linspace(*RATES, model.channels, dtype=torch.float64)
+        * (torch.arange(model.tokens, dtype=torch.float64)[:, None] / model.tokens)
+    )
+    found = torch.empty(model.layers, *size, dtype=dtype)
+
+    def draw(layer: int) -> None:
+        generator = torch.Generator().manual_seed(SEEDS * (seed + 1) + layer)
+        one = torch.randn(*size, generator=generator, dtype=torch.float64).mul_(decay)
+        found[layer] = one.mul_(gain / one.square().sum(0).sqrt())
+
+    with ThreadPoolExecutor(min(model.layers, THREADS)) as threads:
+        list(threads.map(draw, range(model.layers)))
+    return found
 
 
 @dataclass(slots=True, eq=False)
