@@ -114,7 +114,10 @@ def notes(bench: Bench, results: Sequence[CaseResult]) -> list[str]:
         if isinstance(strategy, Fractal) and strategy.tiles[0] == "hybrid" and one.tiles:
             where = f"{axes.layers} x {axes.channels}, batch {axes.batch}, {axes.tokens:,} tokens"
             chosen.setdefault(f"{axes.label} takes {in_words(one.tiles)}", []).append(where)
-    at_once = dict.fromkeys(one.case.axes.label for one in results if "token_step" in one.by_kind[0])
+    stepped = ((one.case.axes.label, one.by_kind[0].keys()) for one in results)
+    at_once = dict.fromkeys(
+        label for label, kinds in stepped if "token_step" in kinds and "conv_cell" not in kinds
+    )
     if at_once:
         lines.append(f"a step is one kernel, which stays for all layers: {'; '.join(at_once)}")
     for choice, places in chosen.items():

@@ -116,23 +116,21 @@ def parameters(model: LongConvolution, seed: int, dtype: torch.dtype) -> Paramet
 
 
 def _filters(model: LongConvolution, seed: int, gain: float, dtype: torch.dtype) -> Tensor:
-    """Draws the filters, each layer by a seed of its own and in a thread: those of 131,072 positions are half a
-    billion numbers, which one thread draws for 20 seconds."""
+    """Draws the filters, each layer by a seed of its own and in a thread: those of 131,072 positions are half
+    a billion numbers, which one thread draws for 20 seconds."""
     size = model.tokens, model.channels
     decay = torch.exp(
         -torch.linspace(*RATES, model.channels, dtype=torch.float64)
         * (torch.arange(model.tokens, dtype=torch.float64)[:, None] / model.tokens)
     )
-    found = torch.empty(model.layers, *size, dtype=dtype)
 
-    def draw(layer: int) -> None:
+    def draw(layer: int) -> Tensor:
         generator = torch.Generator().manual_seed(SEEDS * (seed + 1) + layer)
         one = torch.randn(*size, generator=generator, dtype=torch.float64).mul_(decay)
-        found[layer] = one.mul_(gain / one.square().sum(0).sqrt())
+        return one.mul_(gain / one.square().sum(0).sqrt()).to(dtype)
 
     with ThreadPoolExecutor(min(model.layers, THREADS)) as threads:
-        list(threads.map(draw, range(model.layers)))
-    return found
+        return torch.stack([*threads.map(draw, range(model.layers))])
 
 
 @dataclass(slots=True, eq=False)
