@@ -167,7 +167,8 @@ class CardRun(Device):
         self.now, self.feed = host.now, host.feed
         # Stages that were captured in this run, and by how many seconds the looks at the clocks may be wrong.
         self.fresh, self.clock_error_s = 0, 0.0
-        self._rehearsal = rehearsal
+        # How many launches a rehearsal has passed over.
+        self._rehearsal, self.passed_over = rehearsal, 0
         self._submitted: list[Launch] = []
         self._outcomes, self._shared, self.trace.warmup_launches = outcomes, shared, warmup_launches
         self._streams: dict[tuple[int, str], Stream] = {}
@@ -457,6 +458,7 @@ class CardRun(Device):
         plan.replays += 1
         if self._rehearsal and plan.replays > REHEARSED and plan.plain:
             self._pass_over(stream, launch)
+            self.passed_over += 1
             return
         log = self.memory.log(stream.rank, stream.name) if plan.noted or plan.settings else None
         gate, place = None, 0
