@@ -18,7 +18,7 @@ from simcore.studies.tiling.memory import Memory, memory
 from simcore.studies.tiling.scenario import TilingScenario
 from simcore.studies.tiling.strategies import Fractal, Generic, Relaxed, TilingStrategy
 
-# Sources of prices that may choose how a model steps.
+# Sources of the price of a step in one launch by which it may be chosen.
 MEASURED = ("measured", "interpolated", "carried")
 
 
@@ -112,17 +112,16 @@ def model_of(case: Case, tiles: Choice, price: Pricer) -> LongConvolution:
 
 def steps_in_one_launch(step: str, model: LongConvolution, price: Pricer) -> bool:
     """Whether a model's step is one kernel: as the scenario says, or, if it leaves that open, if this is
-    cheaper than kernels of each layer. Prices that were not measured do not choose: a kernel that waits for
-    other programs takes many times its roofline."""
+    cheaper than kernels of each layer. Only a measured price of the one kernel chooses it: programs that wait
+    for each other take many times their roofline. Short kernels of layers do too, so that against their
+    rooflines, if they were not measured, it is never chosen too early."""
     if step != "auto":
         return step == "one_launch"
     one = price(model.token_step.without_place)
     if one.source not in MEASURED:
         return False
     count = Counter(op.without_place for op in model.layers_of_step)
-    each = [(n, price(op)) for op, n in count.items()]
-    known = all(found.source in MEASURED for _, found in each)
-    return known and one.seconds < sum(n * found.seconds for n, found in each)
+    return one.seconds < sum(n * price(op).seconds for op, n in count.items())
 
 
 def memory_of(case: Case, model: LongConvolution, **instead: Any) -> Memory:

@@ -36,8 +36,8 @@ class LongConvolutionModel(Strict):
     step: Literal["auto", "layers", "one_launch"] = Field(
         "auto",
         description="how a position goes through all layers if nothing else comes between them: as kernels of"
-        " each layer (layers), as one kernel that stays for all (one_launch), or as is cheaper, if both were"
-        " measured (auto)",
+        " each layer (layers), as one kernel that stays for all (one_launch), or as is cheaper, if the one"
+        " kernel was measured (auto)",
     )
 
 
