@@ -410,6 +410,27 @@ def test_rotary_append(
         assert (off <= wanted.abs() * 2**-4 * 1.01 + 2**-10)[rounds_right(wanted)].all()
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rotary_append_of_several_tokens_of_a_sequence(dtype: torch.dtype) -> None:
+    """Three tokens of the second sequence, one of the first, padding, and one behind the table's end."""
+    sequences, lengths = ints(1, 1, 1, 0, 0, 1), ints(3, 4, 5, 9, 0, 13)
+    qkv = drawn(dtype, 6, 8 * 8)
+    table = angles(torch.arange(12, device=DEVICE), 8, torch.float64)
+    k, v, blocks = caches(dtype, 2, 2, 8, 4)
+    truth_k, truth_v = k.double(), v.double()
+    how = {"q_heads": 4, "block_table": blocks, "sequences": sequences}
+    q = rotary_append(qkv, *(x.float() for x in table), lengths, k, v, **how)
+    near(q, reference_rotary_append(qkv.double(), *table, lengths, truth_k, truth_v, **how))
+    for x, expected in ((k, truth_k), (v, truth_v)):
+        assert torch.equal(x.isnan(), expected.isnan())
+        assert int((~expected.isnan()).sum()) == 4 * 2 * 8
+        near(x.nan_to_num(), expected.nan_to_num())
+    with pytest.raises(ValueError, match="sequences has to be"):
+        rotary_append(qkv, *table, lengths, k, v, **how | {"sequences": sequences[:5]})
+    with pytest.raises(ValueError, match="come with one"):
+        rotary_append(qkv, *table, lengths, k, v, **how | {"block_table": None, "q_heads": 0})
+
+
 def rounds_right(x: Tensor) -> Tensor:
     """Which numbers become fp8 as they should: Triton's interpreter loses a carry into the exponent, and the
     last bit of numbers below the smallest normal one."""

@@ -19,7 +19,7 @@ from simcore.kernels.decoder.attention import evenly, prompts_of
 from simcore.kernels.decoder.rotary import angles
 from simcore.kernels.table import TABLE
 from simcore.machine import laws, metrics
-from simcore.machine.machine import Machine, Program
+from simcore.machine.machine import Program
 from simcore.machine.trace import Trace
 from simcore.models.decoder import Decoder, Dtypes, Style
 from simcore.models.decoder_config import DecoderConfig
@@ -574,46 +574,6 @@ def test_slots_are_moved_and_prompts_join() -> None:
     serve(run, SCHEDULES["temporal_fusion"](3), model, wanted)
     assert [p.op["tokens"] for s in run.trace.spans for p in s.ops if p.op.kind == "kv_copy"] == [16]
     assert all(r.finish_s > 0.0 for r in wanted)
-
-
-@pytest.mark.parametrize("graph", ["decode", "prefill", "mixed"])
-def test_a_step_is_the_model_over_its_pool(graph: str) -> None:
-    """Rows at positions 0, 1, ... of the first ids, over sequences that lie one after another in the pool."""
-    prompt, cached = (0, 0) if graph == "decode" else (3, 2)
-    sequences, kv_tokens = (0, 0) if graph == "prefill" else (2, 13)
-    model = ServedDecoder(replace(GQA, layers=1), dtypes=F64)
-    (state,) = served_states(model, {"tensor": 1}, SEED, 17)
-    rows = sequences + min(1, prompt)
-    sizes = {"tokens": prompt + sequences, "rows": rows, "sequences": sequences, "kv_tokens": kv_tokens}
-    pairs = prefill_pairs(prompt, cached)
-    sizes |= {"prompt_tokens": prompt, "prompt_kv": prompt + cached, "prompt_pairs": pairs}
-
-    def program(m: Machine) -> Program:
-        yield m.wait(m.launch(getattr(model, graph), sizes=sizes))
-
-    TorchRun([state]).run(program)
-    w, outside = state.body.weights.layers[0], state.body.weights.outside
-    x = outside["embedding"][state.known[: sizes["tokens"]]]
-    heads = (rms(x, w["attn_norm"]) @ w["qkv"]).view(len(x), -1, GQA.head_dim)
-    q = torch.stack([turned(head, position) for position, head in enumerate(heads[:, : GQA.q_heads])])
-    reads = [(0, cached + i + 1) for i in range(prompt)] + [(0, 7), (7, 13)][:sequences]
-    attended = [attend(q[i], *state.pool[0, :, a:b]) for i, (a, b) in enumerate(reads)]
-    x = x + torch.stack(attended).flatten(1) @ w["o"]
-    gate, up = (rms(x, w["mlp_norm"]) @ w["gate_up"]).chunk(2, 1)
-    x = x + (gate / (1 + torch.exp(-gate)) * up) @ w["down"]
-    near(state.body.buffers["logits"], rms(x[-rows:], outside["head_norm"]) @ outside["lm_head"])
-    k = torch.stack([turned(head, position) for position, head in enumerate(heads[:, GQA.q_heads : -2])])
-    near(state.pool[0, 0, : len(x)], k)
-
-
-def test_a_move_copies_the_cache_of_all_layers() -> None:
-    model = ServedDecoder(GQA, dtypes=F64)
-    (state,) = served_states(model, {"tensor": 1}, SEED, 13)
-    before = state.pool.clone()
-    for tokens in (5, 10):
-        state.execute(model.move.ops[0].at({"tokens": tokens}))
-        assert torch.equal(state.pool[:, :, :8], before[:, :, :8])
-        assert torch.equal(state.pool[:, :, 8:], before[:, :, :5])
 
 
 def test_more_than_the_cache_holds_is_refused() -> None:

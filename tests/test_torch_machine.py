@@ -23,6 +23,7 @@ from simcore.ops.op import Graph, Op, Publication, Size, fuse, put
 from simcore.sim.simulation import Simulation
 from simcore.validate.machines import host as host_side
 from simcore.validate.machines.cpu.machine import TorchRun, units
+from simcore.validate.machines.state import State
 from simcore.workload.requests import END
 from tests.programs import RandomProgram, meet, random_programs, sends, toy, toy_price, toys
 from tests.thorough import examples
@@ -59,7 +60,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 A, B, C = toys("a", 2), toys("b", 3), toys("c", 4)
 
 
-class ToyState:
+class ToyState(State):
     """Writes down what it was asked to do."""
 
     def __init__(self) -> None:

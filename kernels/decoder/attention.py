@@ -43,12 +43,22 @@ def attend(
     return out, lse.view(batch, heads, queries).transpose(1, 2)
 
 
-def paged_attention(op: Op, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor) -> Tensor:
+# K or V of all sequences one after another, [kv_tokens, kv_heads, d], or of each by itself.
+Cached = Tensor | Sequence[Tensor]
+
+
+def paged_attention(op: Op, q: Tensor, k: Cached, v: Cached, lengths: Tensor) -> Tensor:
     """Attends from q [sequences, q_heads, d] to [sequences, q_heads, d]. k, v [kv_tokens, kv_heads, d] hold
-    the sequences' tokens one after another, lengths [sequences] of each. Runs of equal length are computed
-    together."""
+    the sequences' tokens one after another, lengths [sequences] of each; or they are the tokens of each
+    sequence. Runs of equal length that lie together are computed together."""
     del op
     out = torch.empty_like(q)
+    if not isinstance(k, Tensor):
+        for row, (keys, values) in enumerate(zip(k, v, strict=True)):
+            mine = [x.transpose(0, 1)[None] for x in (keys, values)]
+            out[row] = attend(q[None, row, None], mine[0], mine[1])[0][0, 0].to(q.dtype)
+        return out
+    assert isinstance(v, Tensor)
     first = token = 0
     for length, count in _runs(lengths.tolist()):
         rows = slice(first, first + count)
@@ -75,20 +85,21 @@ def _paged_inputs(op: Op, generator: torch.Generator, device: torch.device) -> t
     return q, *(random_tensor(op, generator, device, *cache) for _ in range(2)), lengths
 
 
-def prefill_attention(op: Op, q: Tensor, k: Tensor, v: Tensor, now: Tensor, cached: Tensor) -> Tensor:
+def prefill_attention(op: Op, q: Tensor, k: Cached, v: Cached, now: Tensor, cached: Tensor) -> Tensor:
     """Attends from q [tokens, q_heads, d], prompt after prompt, to [tokens, q_heads, d]. k, v [kv_tokens,
-    kv_heads, d] hold for each prompt first its cached tokens, then its own tokens; now, cached [prompts]
-    count both."""
+    kv_heads, d] hold for each prompt first its cached tokens, then its own tokens, or they are those of each
+    prompt; now, cached [prompts] count both."""
     del op
     out = torch.empty_like(q)
-    row = token = 0
-    for new, before in zip(now.tolist(), cached.tolist(), strict=True):
-        rows, tokens = slice(row, row + new), slice(token, token + before + new)
+    row, both = 0, (now + cached).tolist()
+    each = [torch.split(x, both) if isinstance(x, Tensor) else x for x in (k, v)]
+    for new, before, *mine in zip(now.tolist(), cached.tolist(), *each, strict=True):
+        rows = slice(row, row + new)
         hidden = torch.ones(new, before + new, dtype=torch.bool, device=q.device).triu(before + 1)
         mask = torch.zeros_like(hidden, dtype=wide(q).dtype).masked_fill_(hidden, -math.inf)
-        keys, values = (x[tokens].transpose(0, 1)[None] for x in (k, v))
+        keys, values = (x.transpose(0, 1)[None] for x in mine)
         out[rows] = attend(q[None, rows], keys, values, mask)[0][0].to(q.dtype)
-        row, token = row + new, token + before + new
+        row += new
     return out
 
 

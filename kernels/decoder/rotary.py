@@ -162,6 +162,7 @@ def reference_rotary_append(
     *,
     q_heads: int,
     block_table: Tensor | None = None,
+    sequences: Tensor | None = None,
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
 ) -> Tensor:
@@ -170,6 +171,7 @@ def reference_rotary_append(
     position = (lengths.long() - 1).clamp(0, len(cos) - 1)
     q, k, v = reference_rotary(qkv, cos[position], sin[position], q_heads=q_heads, kv_heads=kv_heads)
     capacity = k_cache.shape[2] if block_table is None else block_table.shape[1] * k_cache.shape[1]
+    table_rows = range(len(qkv)) if sequences is None else sequences.tolist()
     for x, cache, scale in ((k, k_cache, k_scale), (v, v_cache, v_scale)):
         for b, length in enumerate(lengths.tolist()):
             if not 1 <= length <= capacity:
@@ -179,7 +181,7 @@ def reference_rotary_append(
                 cache[b, :, length - 1] = stored
             else:
                 block, slot = divmod(length - 1, cache.shape[1])
-                cache[int(block_table[b, block]), slot] = stored
+                cache[int(block_table[table_rows[b], block]), slot] = stored
     return q
 
 
@@ -195,24 +197,24 @@ def _quantized(x, scale_ptr, head, SCALED: tl.constexpr, FP8: tl.constexpr):
 
 @triton.jit
 def _rotary_append_kernel(
-    qkv_ptr, cos_ptr, sin_ptr, lengths_ptr, table_ptr, q_ptr, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr,
-    gate_ptr, kv_heads, capacity, positions,
+    qkv_ptr, cos_ptr, sin_ptr, lengths_ptr, sequences_ptr, table_ptr, q_ptr, k_ptr, v_ptr,
+    k_scale_ptr, v_scale_ptr, gate_ptr, kv_heads, capacity, positions,
     qkv_stride, table_stride, cos_stride, sin_stride, q_stride,
     k_outer, k_head, k_token, v_outer, v_head, v_token,
-    CHAINED: tl.constexpr, GATED: tl.constexpr, PAGE: tl.constexpr, SCALED: tl.constexpr, FP8: tl.constexpr,
-    GROUP: tl.constexpr, GROUP_PADDED: tl.constexpr,
+    CHAINED: tl.constexpr, GATED: tl.constexpr, PLACED: tl.constexpr, PAGE: tl.constexpr,
+    SCALED: tl.constexpr, FP8: tl.constexpr, GROUP: tl.constexpr, GROUP_PADDED: tl.constexpr,
     D: tl.constexpr, DIM: tl.constexpr, PAIRS: tl.constexpr,
 ):  # fmt: skip
-    """One KV head of one sequence with its query heads: program (sequence, KV head). PAGE: tokens of a block,
-    0 without a block table."""
+    """One KV head of one new token with its query heads: program (token, KV head). PAGE: tokens of a block, 0
+    without a block table. PLACED: the token's row of the table is read, else it is the token's own."""
     if CHAINED:
         gdc_launch_dependents()
         gdc_wait()
     if GATED and tl.load(gate_ptr) == 0:
         return
     HALF: tl.constexpr = D // 2
-    sequence, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
-    position = tl.load(lengths_ptr + sequence) - 1
+    token, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
+    position = tl.load(lengths_ptr + token) - 1
     pair = tl.arange(0, PAIRS)
     is_pair = pair < HALF
     row = tl.minimum(tl.maximum(position, 0), positions - 1).to(tl.int64)
@@ -221,19 +223,22 @@ def _rotary_append_kernel(
 
     member = tl.arange(0, GROUP_PADDED)
     is_member = member < GROUP
-    first = qkv_ptr + sequence * qkv_stride
-    queries, to_queries = first + head * GROUP * D, q_ptr + sequence * q_stride + head * GROUP * D
+    first = qkv_ptr + token * qkv_stride
+    queries, to_queries = first + head * GROUP * D, q_ptr + token * q_stride + head * GROUP * D
     at = member[:, None] * D + pair[None, :]
     _turn(queries, at, to_queries, at, c[None, :], s[None, :], is_member[:, None] & is_pair[None, :], HALF)
     if D % 2 == 1:
         last = member * D + D - 1
         tl.store(to_queries + last, tl.load(queries + last, mask=is_member), mask=is_member)
 
-    # A sequence without a place for its token leaves the cache unchanged.
+    # A token without a place leaves the cache unchanged.
     if (position < 0) | (position >= capacity):
         return
-    outer, slot = sequence, position.to(tl.int64)
+    outer, slot = token, position.to(tl.int64)
     if PAGE > 0:
+        sequence = token
+        if PLACED:
+            sequence = tl.load(sequences_ptr + token).to(tl.int64)
         outer = tl.load(table_ptr + sequence * table_stride + position // PAGE).to(tl.int64)
         slot = (position % PAGE).to(tl.int64)
     to_k = k_ptr + outer * k_outer + head * k_head + slot * k_token
@@ -268,6 +273,7 @@ def rotary_append(
     *,
     q_heads: int,
     block_table: Tensor | None = None,
+    sequences: Tensor | None = None,
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
     gate: Tensor | None = None,
@@ -279,9 +285,11 @@ def rotary_append(
     [batch] on the device, the new token included: it is at position lengths[b] - 1. Caches [batch, kv_heads,
     capacity, d], or with a block_table int32 [batch, max_blocks] blocks [blocks, block_size, kv_heads, d], in
     any dtype that can store the numbers; k_scale, v_scale fp32 [kv_heads]: stored = value / scale. A sequence
-    of length 0, or longer than its cache, writes no k and v. With a `gate` (int32 [1]) of 0 nothing is
-    written. Returns q [batch, q_heads, d], in `out` if given. Raises ValueError for tensors that do not fit.
-    """
+    of length 0, or longer than its cache, writes no k and v. With `sequences` int32 [batch], on the device,
+    row b of qkv is a token of sequence sequences[b], whose row of the block_table [any number, max_blocks] it
+    goes by; several tokens of a sequence, of different lengths[b], are then appended at once. With a `gate`
+    (int32 [1]) of 0 nothing is written. Returns q [batch, q_heads, d], in `out` if given. Raises ValueError
+    for tensors that do not fit."""
     paged = block_table is not None
     batch, d = len(qkv), k_cache.shape[-1]
     kv_heads, page = (k_cache.shape[2], k_cache.shape[1]) if paged else (k_cache.shape[1], 0)
@@ -290,7 +298,13 @@ def rotary_append(
         raise ValueError(f"qkv of {qkv.shape[1]} columns is not {q_heads} + 2 * {kv_heads} heads of {d}")
     out = torch.empty(batch, q_heads, d, dtype=qkv.dtype, device=qkv.device) if out is None else out
     check_gate(gate)
-    check_cache(out, k_cache, v_cache, lengths, block_table, (k_scale, v_scale))
+    rows = None
+    if sequences is not None:
+        if block_table is None:
+            raise ValueError("sequences, which name rows of a block_table, come with one")
+        check_like("sequences", sequences, (batch,), torch.int32)
+        rows = batch, len(block_table)
+    check_cache(out, k_cache, v_cache, lengths, block_table, (k_scale, v_scale), rows)
     check_like("out", out, (batch, q_heads, d), qkv.dtype)
     for name, x in (("cos", cos), ("sin", sin)):
         check_like(name, x, (len(cos), d // 2), cos.dtype)
@@ -300,11 +314,11 @@ def rotary_append(
     order = (0, 2, 1) if paged else (0, 1, 2)
     group = q_heads // kv_heads
     _rotary_append_kernel[(batch, kv_heads)](
-        qkv, cos, sin, lengths, block_table, out, k_cache, v_cache, k_scale, v_scale, gate,
+        qkv, cos, sin, lengths, sequences, block_table, out, k_cache, v_cache, k_scale, v_scale, gate,
         kv_heads, capacity, len(cos),
         qkv.stride(0), 0 if block_table is None else block_table.stride(0), cos.stride(0), sin.stride(0),
         out.stride(0), *(k_cache.stride(i) for i in order), *(v_cache.stride(i) for i in order),
-        GATED=gate is not None, PAGE=page, SCALED=k_scale is not None,
+        GATED=gate is not None, PLACED=sequences is not None, PAGE=page, SCALED=k_scale is not None,
         FP8=k_cache.dtype == torch.float8_e4m3fn,
         GROUP=group, GROUP_PADDED=triton.next_power_of_2(group),
         D=d, DIM=triton.next_power_of_2(d), PAIRS=triton.next_power_of_2(max(1, d // 2)),

@@ -164,8 +164,10 @@ def cache(
     lengths: Tensor,
     table: Tensor | None,
     scales: tuple[Tensor | None, Tensor | None],
+    rows: tuple[int, int] | None = None,
 ) -> Cache:
-    """Checks K and V and returns them as a Cache. Raises ValueError naming the tensor that does not fit."""
+    """Checks K and V and returns them as a Cache. `rows`: those of lengths and of the table, by default one
+    for each of q. Raises ValueError naming the tensor that does not fit."""
     if k.shape != v.shape or k.dim() != 4 or k.dtype != v.dtype:
         raise ValueError(f"k and v have to be of one shape and format, not {kind(k)} and {kind(v)}")
     if q.dim() != 3 or q.shape[-1] != k.shape[-1] or 0 in k.shape[1:] or q.shape[1] == 0:
@@ -180,12 +182,15 @@ def cache(
         raise ValueError("the last dimension of q, k and v has to be contiguous")
     if table is None and k.shape[0] != q.shape[0]:
         raise ValueError(f"{q.shape[0]} queries over {k.shape[0]} sequences")
-    for name, x, dimensions in (("lengths", lengths, 1), ("block_table", table, 2)):
+    of_lengths, of_table = rows or (len(q), len(q))
+    for name, x, dimensions, wanted in (
+        ("lengths", lengths, 1, of_lengths), ("block_table", table, 2, of_table),
+    ):  # fmt: skip
         if x is not None and not (
-            x.dtype == torch.int32 and x.dim() == dimensions and len(x) == len(q) and x.stride(-1) == 1
+            x.dtype == torch.int32 and x.dim() == dimensions and len(x) == wanted and x.stride(-1) == 1
         ):
             raise ValueError(
-                f"{name} has to be contiguous int32, a row for each of {len(q)} sequences, not {kind(x)}"
+                f"{name} has to be contiguous int32, a row for each of {wanted} sequences, not {kind(x)}"
             )
     made = Cache(k, v, table, *scales)
     if made.capacity == 0:
@@ -457,7 +462,7 @@ def seen(
 
 
 @triton.jit
-def _tile(
+def cached_rows(
     base, token, table_ptr, stride_outer,
     TOKEN: tl.constexpr, WIDE: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr, PAGE: tl.constexpr,
 ):  # fmt: skip
@@ -490,7 +495,7 @@ def block_added(
 ):  # fmt: skip
     """The running softmax (FlashAttention, Dao et al. 2022) with a block of tokens added: those where
     `inside`, [BLOCK] or [ROWS, BLOCK]."""
-    k = _tile(k_base, token, table_ptr, stride_k_outer, K_TOKEN, WIDE, HEAD_DIM, DIM, PAGE).to(q.dtype)
+    k = cached_rows(k_base, token, table_ptr, stride_k_outer, K_TOKEN, WIDE, HEAD_DIM, DIM, PAGE).to(q.dtype)
     scores = tl.dot(q, tl.trans(k), input_precision="tf32x3") * scale
     if len(inside.shape) == 1:
         inside = inside[None, :]
@@ -499,7 +504,7 @@ def block_added(
     higher = tl.maximum(tl.maximum(top, tl.max(scores, 1)), LOWEST)
     shrink = tl.exp2(top - higher)
     weights = tl.exp2(scores - higher[:, None])
-    v = _tile(v_base, token, table_ptr, stride_v_outer, V_TOKEN, WIDE, HEAD_DIM, DIM, PAGE).to(q.dtype)
+    v = cached_rows(v_base, token, table_ptr, stride_v_outer, V_TOKEN, WIDE, HEAD_DIM, DIM, PAGE).to(q.dtype)
     out = tl.dot(weights.to(q.dtype), v, out * shrink[:, None], input_precision="tf32x3")
     return higher, sums * shrink[:, None] + weights, out
 

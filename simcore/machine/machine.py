@@ -33,6 +33,8 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 from simcore.ops.op import Graph
 
+# The stream of launches that name none.
+MAIN = "main"
 # What a program yields is a wait that its machine made: opaque to the program.
 Wait = Any
 Program = Generator[Wait, Any, Any]
@@ -173,8 +175,11 @@ class Machine(Protocol):
         until: str | None = None,
         when: Condition | None = None,
         sets: Mapping[Flag, Setting] | None = None,
+        batch: Callable[[], Any] | None = None,
     ) -> Ticket:
-        """Queues a graph on a stream, asynchronously. `sizes`: values of the graph's symbolic dimensions."""
+        """Queues a graph on a stream, asynchronously. `sizes`: values of the graph's symbolic dimensions.
+        `batch`: what the buffers of a real machine have to know besides (`workload.batch.Batch`): called at
+        the launch, and only there."""
 
     def flag(self, name: str, rank: int | None = None, initial: int = 0) -> Flag:
         """A flag of this rank, or of another; it holds `initial` until a launch sets it."""

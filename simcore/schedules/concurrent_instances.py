@@ -17,6 +17,11 @@ from simcore.schedules.dynamic_batching import run_to_end
 from simcore.workload.requests import END, REQUESTS, Journal, Request
 
 
+def instance_stream(number: int) -> str:
+    """The stream of an instance."""
+    return f"instance {number}"
+
+
 @dataclass(slots=True)
 class _Pool:
     """The instances, by number: `free`: a heap of idle ones; `waiting`: the requests in order."""
@@ -59,6 +64,6 @@ def _instance(m: Machine, model: ServedDecoder, journal: Journal, pool: _Pool, n
     """Serves requests from the queue, one after another, until none waits."""
     while pool.waiting:
         request = pool.waiting.popleft()
-        yield from run_to_end(m, model, journal, [request], pool.levels, stream=f"instance {number}")
+        yield from run_to_end(m, model, journal, [request], pool.levels, stream=instance_stream(number))
     del pool.running[number]
     heappush(pool.free, number)

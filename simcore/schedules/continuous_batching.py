@@ -31,8 +31,9 @@ While only lengths change, steps are launched as one burst, until a request ends
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from heapq import heapify, heappop, heappush
 from typing import Literal
 
@@ -40,7 +41,7 @@ from simcore.machine.machine import Machine, Program
 from simcore.models.served_decoder import ServedDecoder, decode_sizes, growth, step_sizes
 from simcore.schedules.paged_kv import PagedKv
 from simcore.schedules.prefix_cache import PrefixCache
-from simcore.workload.requests import END, REQUESTS, Journal, Request, blocks_for
+from simcore.workload.requests import END, REQUESTS, Batch, Journal, Request, blocks_for
 
 # Which of the waiting requests is next: smallest first.
 Order = Callable[[Request], float]
@@ -298,9 +299,11 @@ def _step_with_prompts(
         prompts_ending += request.cached == _prompt(request)
     sizes = step_sizes(sequences, server.kv_tokens + sequences, prompts, prompts_ending)
     if sequences:
-        step = m.launch(model.mixed, sizes=sizes, advance=growth(sequences))
+        batch = partial(_batch, server, chunks)
+        step = m.launch(model.mixed, sizes=sizes, advance=growth(sequences), batch=batch)
     else:
-        step = m.launch(model.prefill, sizes=sizes)
+        batch = partial(_batch, server, chunks, False)
+        step = m.launch(model.prefill, sizes=sizes, batch=batch)
     start_s = m.now()
     yield m.wait(step)
     end_s = m.now()
@@ -314,6 +317,14 @@ def _step_with_prompts(
     _finish_complete(server, journal, steps, end_s)
     if prompts_ending:
         _begin_to_decode(server, journal, end_s)
+
+
+def _batch(server: _Server, chunks: Sequence[tuple[Request, int]], decodes: bool = True) -> Batch:
+    """Whose tokens a step computes; those of `chunks` count as cached already."""
+    prompts = [(request, tokens, request.cached - tokens) for request, tokens in chunks]
+    iteration = server.kv.iteration
+    entries = server.decoding if decodes else []
+    return Batch(prompts, [(r, r.cached + iteration - r.held) for _, _, r in entries])
 
 
 def _waiting(server: _Server) -> int:
@@ -361,7 +372,8 @@ def _decode(
     sizes = decode_sizes(sequences, server.kv_tokens + sequences)
     used = kv.used + needed
     advance = growth(sequences)
-    step = m.launch(model.decode, sizes=sizes, advance=advance, repeat=replays, until=until)
+    batch = partial(_batch, server, ())
+    step = m.launch(model.decode, sizes=sizes, advance=advance, repeat=replays, until=until, batch=batch)
     start_s = m.now()
     yield m.wait(step)
     end_s = m.now()

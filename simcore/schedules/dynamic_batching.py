@@ -16,10 +16,11 @@ window. In both, requests that arrive while a batch runs wait for its end.
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from simcore.machine.machine import Machine, Program, Ticket
 from simcore.models.served_decoder import ServedDecoder, decode_sizes, growth, step_sizes
-from simcore.workload.requests import END, REQUESTS, Journal, Request
+from simcore.workload.requests import END, REQUESTS, Batch, Journal, Request
 
 # Returns the number of waiting requests and the units of KV held, now.
 Levels = Callable[[], tuple[int, int]]
@@ -155,10 +156,16 @@ def run_to_end(
                 journal.finish(request, end_s)
 
 
+def _decoding(batch: Sequence[Request], iterations: int) -> Batch:
+    """Whose tokens iterations compute after the first `iterations`: all requests', also of complete ones."""
+    return Batch(decoding=[(request, request.prompt_tokens + iterations) for request in batch])
+
+
 def _launch_all(m: Machine, model: ServedDecoder, batch: Sequence[Request], stream: str) -> list[_Step]:
     size, whole = len(batch), model.whole
     sizes = step_sizes(0, 0, [(request.prompt_tokens, 0) for request in batch], size)
-    prefill = m.launch(model.prefill, stream=stream, sizes=sizes)
+    rows = partial(Batch, [(request, request.prompt_tokens, 0) for request in batch])
+    prefill = m.launch(model.prefill, stream=stream, sizes=sizes, batch=rows)
     prompts = sizes["prompt_tokens"]
     steps = [_Step(prefill, m.now(), 1, prompt_tokens=prompts, first_tokens=0 if whole else size)]
     lengths = [request.output_tokens - (0 if whole else 1) for request in batch]
@@ -170,6 +177,7 @@ def _launch_all(m: Machine, model: ServedDecoder, batch: Sequence[Request], stre
             sizes=decode_sizes(size, cached + size),
             advance=growth(size),
             repeat=replays,
+            batch=partial(_decoding, batch, (cached - prompts) // size),
         )
         # A first token ends no gap between two tokens, so its request does not count as decoding.
         first = decoding if whole and number == 0 else 0

@@ -12,10 +12,11 @@ joined. Between changes, iterations are launched as one burst.
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import partial
 
 from simcore.machine.machine import Machine, Program
 from simcore.models.served_decoder import ServedDecoder, decode_sizes, growth, step_sizes
-from simcore.workload.requests import END, REQUESTS, Journal, Request
+from simcore.workload.requests import END, REQUESTS, Batch, Journal, Request
 
 
 @dataclass(slots=True)
@@ -86,9 +87,11 @@ def _join(m: Machine, model: ServedDecoder, journal: Journal, server: _Server, n
         kv_tokens += sum(request.prompt_tokens for request in new)
     sizes = step_sizes(sequences, kv_tokens + sequences, prompts, ends)
     if sequences:
-        step = m.launch(model.mixed, sizes=sizes, advance=growth(sequences))
+        step = m.launch(
+            model.mixed, sizes=sizes, advance=growth(sequences), batch=partial(_batch, server, new)
+        )
     else:
-        step = m.launch(model.prefill, sizes=sizes)
+        step = m.launch(model.prefill, sizes=sizes, batch=partial(_batch, server, new))
     start_s, used = m.now(), decoding + len(new)
     waiting = len(server.waiting)
     yield m.wait(step)
@@ -112,12 +115,23 @@ def _burst(m: Machine, model: ServedDecoder, journal: Journal, server: _Server) 
         advance=growth(sequences),
         repeat=server.running[0].held - server.iteration,
         until=REQUESTS if sequences < server.max_running else None,
+        batch=partial(_batch, server, ()),
     )
     start_s, waiting = m.now(), len(server.waiting)
     yield m.wait(step)
     end_s = m.now()
     journal.step(m.rank, start_s, end_s, step.ran, sequences, sequences, 0, 0, waiting, sequences)
     _advance(model, server, journal, step.ran, sequences, end_s)
+
+
+def _batch(server: _Server, new: Iterable[Request]) -> Batch:
+    """Whose tokens an iteration computes: whole prompts, and a token of each running request, whose last one
+    is not cached yet."""
+    left = [request.held - server.iteration for request in server.running]
+    decoding = [
+        (r, r.prompt_tokens + r.output_tokens - n - 1) for r, n in zip(server.running, left, strict=True)
+    ]
+    return Batch([(request, request.prompt_tokens, 0) for request in new], decoding)
 
 
 def _advance(

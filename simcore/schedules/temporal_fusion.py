@@ -18,12 +18,13 @@ shuffle goes around it; a request that then joins beyond a slot freed meanwhile 
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from simcore.machine.machine import Machine, Program
 from simcore.models.served_decoder import ServedDecoder, decode_sizes, step_sizes
 from simcore.schedules.shuffle import shuffle as fewest_moves
 from simcore.schedules.shuffle import window
-from simcore.workload.requests import END, REQUESTS, Journal, Request
+from simcore.workload.requests import END, REQUESTS, Batch, Journal, Request
 
 # The inbox of requests whose prompts are cached.
 INFERENCE = "inference"
@@ -32,12 +33,14 @@ INFERENCE = "inference"
 @dataclass(slots=True)
 class _Server:
     """The state of one server. `live`: the requests in generation, by slot; `busy`: slots that are written or
-    read beside the generation; `lengths`: the cached tokens of each slot, also of finished ones."""
+    read beside the generation; `lengths`: the cached tokens of each slot, also of finished ones; `owners`:
+    the request that was in each slot last."""
 
     slot_tokens: int
     shuffle: bool
     lengths: list[int]
     live: dict[int, Request] = field(default_factory=dict)
+    owners: dict[int, Request] = field(default_factory=dict)
     busy: set[int] = field(default_factory=set)
     waiting: deque[Request] = field(default_factory=deque)
     closed: bool = False
@@ -115,7 +118,8 @@ def _pre_process(
     """Caches the prompt of one request, which then waits for the next iteration."""
     request.instance, request.scheduled_s = m.rank, m.now()
     sizes = step_sizes(0, 0, [(request.prompt_tokens, 0)], 1)
-    step = m.launch(model.prefill, stream=f"context {request.held}", sizes=sizes)
+    batch = partial(Batch, [(request, request.prompt_tokens, 0)])
+    step = m.launch(model.prefill, stream=f"context {request.held}", sizes=sizes, batch=batch)
     start_s, waiting, held = m.now(), len(server.waiting), server.held
     yield m.wait(step)
     journal.step(m.rank, start_s, m.now(), 1, 0, 0, request.prompt_tokens, 0, waiting, held)
@@ -129,7 +133,7 @@ def _join(server: _Server, items: Iterable[object]) -> None:
     for item in items:
         if isinstance(item, Request):
             server.busy.remove(item.held)
-            server.live[item.held] = item
+            server.live[item.held] = server.owners[item.held] = item
             server.lengths[item.held] = item.prompt_tokens
 
 
@@ -151,6 +155,7 @@ def _generate(m: Machine, model: ServedDecoder, journal: Journal, server: _Serve
         advance={"kv_tokens": growing},
         repeat=1 if newcomers else _longest(server, lengths),
         until=INFERENCE,
+        batch=partial(_batch, server, range(offset, offset + rows)),
     )
     start_s, waiting, held = m.now(), len(server.waiting), server.held
     yield m.wait(step)
@@ -161,6 +166,13 @@ def _generate(m: Machine, model: ServedDecoder, journal: Journal, server: _Serve
         if server.lengths[slot]:
             server.lengths[slot] = min(server.lengths[slot] + step.ran, server.slot_tokens)
     _evict(server, journal, step.ran, end_s)
+
+
+def _batch(server: _Server, slots: Iterable[int]) -> Batch:
+    """Whose tokens an iteration computes. Each row is the last known token, of a newcomer the last one of its
+    prompt, which is cached again."""
+    rows = [(server.owners[slot], server.lengths[slot] - 1) for slot in slots if server.lengths[slot]]
+    return Batch(decoding=rows, slot_tokens=server.slot_tokens)
 
 
 def _longest(server: _Server, lengths: Iterable[int]) -> int:
@@ -206,11 +218,13 @@ def _move(
 ) -> Program:
     """Copies whole slots while the generation waits; a slot that is being read is given to no request."""
     for source, target in moves:
-        request = server.live[target] = server.live.pop(source)
+        request = server.live[target] = server.owners[target] = server.live.pop(source)
         request.held = target
         server.lengths[target], server.lengths[source] = server.lengths[source], 0
         server.busy.add(source)
-    step = m.launch(model.move, sizes={"tokens": len(moves) * server.slot_tokens})
+    moved = [server.live[target] for _, target in moves]
+    batch = partial(Batch, moved=moved, slot_tokens=server.slot_tokens)
+    step = m.launch(model.move, sizes={"tokens": len(moves) * server.slot_tokens}, batch=batch)
     start_s, waiting, held = m.now(), len(server.waiting), server.held
     yield m.wait(step)
     journal.step(m.rank, start_s, m.now(), 1, 0, 0, 0, 0, waiting, held)

@@ -273,6 +273,7 @@ class SimMachine:
         until: str | None = None,
         when: Condition | None = None,
         sets: Mapping[Flag, Setting] | None = None,
+        batch: Callable[[], Any] | None = None,
     ) -> Ticket:
         """Queues a graph; see Machine. Raises ValueError if a size is missing or `repeat` is below 1."""
         if repeat < 1:

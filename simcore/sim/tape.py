@@ -110,11 +110,12 @@ class _TapeMachine:
         until: str | None = None,
         when: Condition | None = None,
         sets: Mapping[Flag, Setting] | None = None,
+        batch: Callable[[], Any] | None = None,
     ) -> Ticket:
         """Launches the graph and writes a line for it."""
         ticket = self._machine.launch(
             graph, stream=stream, after=after, sizes=sizes, advance=advance, repeat=repeat, until=until,
-            when=when, sets=sets,
+            when=when, sets=sets, batch=batch,
         )  # fmt: skip
         parts = [f"rank {self.rank}  {stream}  {graph.name}: {folded(graph.ops) or '-'}"]
         if after:

@@ -57,6 +57,11 @@ class Drawn:
     tenants: Tenants | None = None
     lead_s: float = 0.0
 
+    @property
+    def shared_text(self) -> bool:
+        """Whether prompts may begin alike."""
+        return not (self.turns is None and self.distinct is None and self.hash_ids is None)
+
     def first(self, most: int) -> "Drawn":
         """Only the first `most` requests."""
         arrival_s = None if self.arrival_s is None else self.arrival_s[:most]

@@ -8,9 +8,10 @@ file knows no machine.
 """
 
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import nan
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -91,6 +92,20 @@ class Request:
         self.generated = generated
         self.cached = cached
         self.held = held
+
+
+class Batch(NamedTuple):
+    """Whose tokens a launch computes, for machines with KV caches; its sizes have only totals, by which it is
+    priced.
+
+    `prompts`: (request, tokens computed now, tokens cached before). `decoding`: (request, tokens cached
+    before), one token each; in replay i of a burst, i more are cached, but at most `slot_tokens` - 1.
+    `moved`: requests whose slots of `slot_tokens` tokens are copied."""
+
+    prompts: Sequence[tuple[Request, int, int]] = ()
+    decoding: Sequence[tuple[Request, int]] = ()
+    moved: Sequence[Request] = ()
+    slot_tokens: int | None = None
 
 
 # Columns of a journal's rows, in order.

@@ -45,6 +45,9 @@ LAUNCHES, REPEATS = 200, 5
 class _Idle:
     """A rank on which ops do nothing."""
 
+    def begin(self, batch: object, sizes: object, replay: int) -> None:
+        """Does nothing."""
+
     def execute(self, op: Op) -> None:
         """Does nothing."""
 

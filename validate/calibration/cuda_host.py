@@ -32,6 +32,7 @@ from simcore.machine.trace import Trace
 from simcore.ops.op import Graph, Op, Publication, Size, Work
 from simcore.validate.machines.cuda.cuda_api import CudaApi, TorchCudaApi
 from simcore.validate.machines.cuda.machine import Card
+from simcore.validate.machines.state import CardState
 from simcore.validate.timing.pace import pace
 
 ROUNDS, MESSAGES, RUNS = 100, 200, 9
@@ -41,19 +42,22 @@ WITH_LAUNCHES = "launch_s", "return_s", "size_s"
 GRAPH_S = "graph_s"
 
 
-class _Counting:
+class _Counting(CardState):
     """A state whose every op is a kernel of one program that increments a counter if its gate is open.
     `round`: the launches' size, in the card's memory."""
 
     def __init__(self, api: CudaApi) -> None:
         self.api, self.count, self.round = api, api.zeros(1), api.zeros(1)
 
+    def reset(self) -> None:
+        """The counter goes on."""
+
     def device_sizes(self, graph: Graph) -> frozenset[str]:
         return graph.needs
 
-    def captured_at(self, graph: Graph, sizes: Mapping[str, int]) -> Hashable:
-        del graph, sizes
-        return ()
+    def captured_sizes(self, graph: Graph) -> frozenset[str]:
+        del graph
+        return frozenset()
 
     def sizes(self, stream: str) -> Mapping[str, Tensor]:
         del stream

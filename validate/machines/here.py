@@ -51,7 +51,7 @@ def states(setup: Setup) -> Sequence[State]:
         case Decoder():
             return decoder_states(model, setup.mesh, SEED, holds["context"], holds["tokens"])
         case ServedDecoder():
-            return served_states(model, setup.mesh, SEED, holds["kv_tokens"])
+            return served_states(model, setup.mesh, SEED, holds["kv_tokens"], holds["shared_text"])
         case LongConvolution():
             half = bool(holds.get("half_storage"))
             dtype = COMPUTED[model.dtype]

@@ -239,6 +239,7 @@ class RealMachine:
         until: str | None = None,
         when: Condition | None = None,
         sets: Mapping[Flag, Setting] | None = None,
+        batch: Callable[[], Any] | None = None,
     ) -> Ticket:
         """Queues a graph; see Machine. Raises ValueError if a size is missing or `repeat` is below 1."""
         issued_s = self.now()
@@ -255,7 +256,7 @@ class RealMachine:
         tickets = tuple([t for t in after if not isinstance(t, SignalTicket)])
         launch = Launch(
             self._host.next_launch(), self.rank, stream, graph, issued_s, tickets, signals, given, advance,
-            repeat, when, sets or {}, self._device.ticket(),
+            repeat, when, sets or {}, self._device.ticket(), batch=None if batch is None else batch(),
         )  # fmt: skip
         if until is not None and repeat > 1:
             others = [other for other in self._watched[until] if other.ticket.end is None]

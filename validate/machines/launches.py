@@ -132,6 +132,8 @@ class Launch:
     when: Condition | None
     sets: Mapping[Flag, Setting]
     ticket: Any
+    # Whose tokens it computes (`workload.batch.Batch`), if its program says so.
+    batch: Any = None
     # What its host had waited for last before the launch, as its device records it.
     since: Any = None
     # An item has arrived in its inbox `until`: it ends at the next replay boundary, but runs at least once.

@@ -3,7 +3,7 @@
 Methods with a body are defaults, for a model of one rank, which meets no other ranks and publishes nothing.
 """
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -21,14 +21,20 @@ def torch_dtype(name: str) -> torch.dtype:
     return DTYPES[name]
 
 
-def run_kernel(op: Op, *tensors: Tensor) -> Any:
-    """Runs the kernel of an op on some tensors; returns its result."""
+def run_kernel(op: Op, *tensors: Any) -> Any:
+    """Runs the kernel of an op on some tensors, or sequences of them; returns its result."""
     return TABLE[op.kind].run(op, *tensors)
 
 
 class State(Protocol):
     """The buffers of one rank, and which of them an op reads and writes. Ops are bound: all their sizes are
     numbers. A fused op is executed part by part unless `simcore.kernels.table.TABLE` has its kind."""
+
+    def begin(self, batch: Any, sizes: Mapping[str, int], replay: int) -> Callable[[], object] | None:
+        """Notes what a launch says besides its graph (`batch`), and the sizes of its next replay. Returns
+        what is still to be queued before the replay."""
+        del batch, sizes, replay
+        return None
 
     def execute(self, op: Op) -> None:
         """Runs a local op."""
@@ -68,15 +74,24 @@ class CardState(State, Protocol):
         """Returns the sizes with which the ops of a graph are captured: other values need another capture."""
         return graph.needs - self.device_sizes(graph)
 
-    def captured_at(self, graph: Graph, sizes: Mapping[str, int]) -> Hashable:
-        """Returns what tells captures of a graph apart: by default the values of `captured_sizes`. Of values
-        that share a capture it is the same."""
-        return tuple([sizes[name] for name in sorted(self.captured_sizes(graph))])
-
     def sizes(self, stream: str) -> Mapping[str, Tensor]:
         """Returns int32 tensors by the size that they hold for kernels of a stream, all elements the same."""
         del stream
         return {}
+
+    def on(self, stream: str) -> Any:
+        """Returns the buffers for the launches of a stream; by default those of all streams."""
+        del stream
+        return self
+
+    def bound(self, graph: Graph, sizes: Mapping[str, int]) -> Mapping[str, int]:
+        """Returns the sizes with which a launch at these sizes is captured; see `captured_sizes`."""
+        return {name: sizes[name] for name in sorted(self.captured_sizes(graph))}
+
+    def changes(self, graph: Graph) -> bool:
+        """Whether a graph depends on more than its sizes and `key`: it is then never captured."""
+        del graph
+        return False
 
     def key(self) -> Hashable:
         """Returns all that the next ops depend on, apart from the ops themselves."""

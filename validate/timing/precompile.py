@@ -16,12 +16,14 @@ from simcore.kernels.long_convolution.placed_tiles import PLACED, power_from
 from simcore.kernels.streams import one_stream
 from simcore.kernels.table import TABLE
 from simcore.machine.trace import Trace
+from simcore.models.served_decoder import ServedDecoder
 from simcore.ops.op import Op
 from simcore.scenario import Scenario
-from simcore.sim.runs import Run, Setup, span_by_span
+from simcore.sim.runs import Run, Setup, simulated, span_by_span
 from simcore.studies import tiling
 from simcore.studies.common import Progress
 from simcore.studies.tiling.scenario import TilingScenario
+from simcore.validate.machines.buffers.cuda_served import captured_ops
 from simcore.validate.machines.cuts import units
 from simcore.validate.timing.compile_ahead import Try, as_compiled, launch
 from simcore.validate.timing.op_times import op_times, plain
@@ -30,6 +32,8 @@ from simcore.validate.timing.op_times import op_times, plain
 MOST_S = 600.0
 # Dimensions of rows and columns that grow from position to position.
 GROWING = ("inputs", "outputs")
+# Kinds of op that a step which serves runs otherwise than alone.
+SERVED = frozenset({"rotary", "kv_append", "paged_attention", "prefill_attention"})
 
 
 def compile_for(scenario: Scenario, where: str, progress: Progress, tried: Try | None = None) -> None:
@@ -85,6 +89,12 @@ def launched(scenario: Scenario, where: str, progress: Progress) -> list[Op]:
         return list(found)
 
     def start(setup: Setup) -> Run:
+        if isinstance(setup.model, ServedDecoder):
+            # A card serves with rounded sizes.
+            most, tokens = setup.holds["step_rows"], setup.holds["step_tokens"]
+            steps = [plain(unit) for op in captured_ops(setup.model, most, tokens) for unit in units(op)]
+            found.update(dict.fromkeys(op for op in steps if op.kind in TABLE and op.kind not in SERVED))
+            return simulated(setup)
         # The traces of all cases may not fit into memory together.
         take()
         run = span_by_span(setup)

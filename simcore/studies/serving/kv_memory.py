@@ -12,7 +12,7 @@ measures its peak, and D of contexts and communicators before the measurement:
 All sizes are per rank: each rank of a group holds its own heads of the same blocks.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import floor
 from typing import Annotated, Literal
 
@@ -57,11 +57,13 @@ class KvMemory(Strict):
 @dataclass(frozen=True, slots=True)
 class Room:
     """A server's room for KV: `limit` blocks of `block_tokens` tokens each or, if that is None, slots of
-    `slot_tokens`, the tokens of the longest request."""
+    `slot_tokens`, the tokens of the longest request. `step_tokens`, `step_rows`: of its largest step."""
 
     limit: int
     slot_tokens: int
     block_tokens: int | None = None
+    step_tokens: int = field(default=1, compare=False)
+    step_rows: int = field(default=1, compare=False)
 
     @property
     def kv_tokens(self) -> int:
@@ -100,7 +102,7 @@ class ServerMemory:
                 f" that weights, and activations of as many prompts of {self.longest_prompt:,} tokens, leave;"
                 f" {max(0, fitting)} do"
             )
-        return Room(count, self.longest)
+        return Room(count, self.longest, step_tokens=count * self.longest_prompt, step_rows=count)
 
     def blocks(self, block_tokens: int, *, tokens: int, rows: int, rule: KvMemory | None = None) -> Room:
         """Reserves as many blocks as fit beside a step of `tokens` tokens, of which `rows` get a next token.
@@ -115,7 +117,7 @@ class ServerMemory:
                 if free <= 0.0
                 else f"the {free / 1e9:.3f} GB that are left hold no KV block"
             )
-        return Room(limit, self.longest, block_tokens)
+        return Room(limit, self.longest, block_tokens, tokens, rows)
 
     def _free_bytes(self, rule: KvMemory, tokens: int, rows: int) -> float:
         return room_bytes(rule, self.share or rule.share, self.hardware, self.model, tokens, rows)

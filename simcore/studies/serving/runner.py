@@ -35,7 +35,7 @@ from simcore.studies.serving.offer import choice, offer, router
 from simcore.studies.serving.scaler import Scaler
 from simcore.studies.serving.scenario import Point, ServingScenario, SharedMemory, Throughput
 from simcore.studies.serving.served import Bools, Occupancy, Served, Steps, served
-from simcore.studies.serving.strategies import ServingStrategy
+from simcore.studies.serving.strategies import ServingStrategy, streams
 from simcore.studies.serving.window import Window
 from simcore.workload import arrivals
 from simcore.workload.drawn import Drawn, Tenants
@@ -385,7 +385,15 @@ def prepared(bench: Bench, case: Case, replica: int, end: End = "value", most: i
         others=others,
         case=repr((case.axes, replica)),
         title=_title(case.axes),
-        holds={"kv_tokens": len(drawn.prompt_tokens) * (drawn.longest_prompt + drawn.max_tokens)},
+        holds={
+            "kv_tokens": len(drawn.prompt_tokens) * (drawn.longest_prompt + drawn.max_tokens),
+            "shared_text": drawn.shared_text,
+            "longest": drawn.longest_prompt + drawn.max_tokens,
+            "room_tokens": groups[0].room.kv_tokens,
+            "step_tokens": groups[0].room.step_tokens,
+            "step_rows": groups[0].room.step_rows,
+            "streams": streams(groups[0].case.strategy, groups[0].room),
+        },
     )
     simulation = bench.hardware.start(setup)
     ranks = [rank for group in groups for rank in group.ranks]

@@ -10,9 +10,9 @@ from typing import Annotated, Any, ClassVar, Literal, Protocol
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from simcore.input.fields import FieldError, Many, Strict
-from simcore.machine.machine import Machine, Program
+from simcore.machine.machine import MAIN, Machine, Program
 from simcore.models.served_decoder import ServedDecoder
-from simcore.schedules.concurrent_instances import concurrent_instances
+from simcore.schedules.concurrent_instances import concurrent_instances, instance_stream
 from simcore.schedules.continuous_batching import continuous_batching, fcfs, shortest_first
 from simcore.schedules.dynamic_batching import dynamic_batching
 from simcore.schedules.iteration_batching import iteration_batching
@@ -262,6 +262,13 @@ def _memory(memory: KvMemory, shipped: Sequence[KvMemory]) -> str:
 ServingStrategies = (
     TemporalFusion | DynamicBatching | ConcurrentInstances | IterationBatching | ContinuousBatching
 )
+
+
+def streams(strategy: ServingStrategy, room: Room) -> list[str]:
+    """Returns the streams on which a strategy decodes."""
+    if isinstance(strategy, ConcurrentInstances):
+        return [instance_stream(number) for number in range(room.limit)]
+    return [MAIN]
 
 
 def label(strategy: ServingStrategy) -> str:

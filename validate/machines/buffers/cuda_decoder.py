@@ -27,6 +27,7 @@ from simcore.kernels.decoder.token import note
 from simcore.kernels.streams import current_gate, shared
 from simcore.machine import mesh as layout
 from simcore.models.decoder import TENSOR, Decoder, Dtypes
+from simcore.models.served_decoder import ServedDecoder
 from simcore.ops.op import Graph, Op
 from simcore.validate.machines.buffers.decoder import (
     READS,
@@ -285,12 +286,16 @@ def card_decoder_states(
 
 
 def card_weights(
-    model: Decoder, seed: int, *, device: torch.device | str = "cuda", drawn_on: torch.device | str = "cuda"
+    model: Decoder | ServedDecoder,
+    seed: int,
+    *,
+    device: torch.device | str = "cuda",
+    drawn_on: torch.device | str = "cuda",
 ) -> list[Weights]:
     """Returns the weights of each rank, which do not depend on batch and context."""
     return [each.to(device) for each in shards(*drawn_of(model), seed, drawn_on)]
 
 
-def drawn_of(model: Decoder) -> tuple[Any, Dtypes, int, Any]:
+def drawn_of(model: Decoder | ServedDecoder) -> tuple[Any, Dtypes, int, Any]:
     """Returns all that the weights depend on, apart from the seed."""
     return model.config, model.dtypes, model.ranks, model.style

@@ -8,7 +8,7 @@ The op after a block writes the layer's output to its place, so no copies are la
 have. Outputs stay in the last level.
 """
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
@@ -78,12 +78,11 @@ class CardLongConvolutionState(CardState):
         """Returns all sizes that a graph needs, without the position if all of its ops read it."""
         return graph.needs - self.device_sizes(graph) if graph.kinds <= self._served else graph.needs
 
-    def captured_at(self, graph: Graph, sizes: Mapping[str, int]) -> Hashable:
-        """Returns the sizes as they are, of rows and columns rounded up to powers of two."""
-        names = sorted(self.captured_sizes(graph))
-        if graph.kinds & {"conv_row", "conv_column"}:
-            return tuple([power_from(sizes[name]) for name in names])
-        return tuple([sizes[name] for name in names])
+    def bound(self, graph: Graph, sizes: Mapping[str, int]) -> Mapping[str, int]:
+        """Returns the captured sizes, of rows and columns rounded up to powers of two."""
+        found = super().bound(graph, sizes)
+        rounded = graph.kinds & {"conv_row", "conv_column"}
+        return {name: power_from(value) for name, value in found.items()} if rounded else found
 
     def sizes(self, stream: str) -> Mapping[str, Tensor]:
         """Returns the position, the same for all streams: there is one set of activations."""

@@ -208,6 +208,8 @@ class Body:
     parts: int
     angles: "Angles"
     layer: int = 0
+    # The rows that the head reads; None: the last ones.
+    last_rows: Tensor | None = None
     ids: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.long))
     buffers: Matrices = field(default_factory=dict)
 
@@ -256,8 +258,10 @@ class Body:
             normed.copy_(run_kernel(op, normed.reshape(-1, d), gains).view(normed.shape))
             return
         x = self.buffers["gathered" if self.scattered else "x"]
-        # The norm before the head takes only the last rows: those that get a next token.
-        self.buffers["normed"] = run_kernel(op, x[-op["tokens"] :], self._weight(op.name))
+        if op.name == "head_norm":
+            # Only of rows that get a next token.
+            x = x[-op["tokens"] :] if self.last_rows is None else x[self.last_rows]
+        self.buffers["normed"] = run_kernel(op, x, self._weight(op.name))
 
     def _multiply(self, op: Op) -> None:
         y = run_kernel(op, self.buffers[READS.get(op.name, "normed")], self._weight(op.name))

@@ -1,42 +1,210 @@
-"""The buffers of one rank that serves: real tensors of the right sizes, as far as a step's sizes give them.
+"""The buffers of one rank that serves: a KV cache for each request, and its tokens, of prompt and answer.
 
-    lengths of the sequences of a step = kv_tokens / sequences each, or one more
+    rows of a step      prompts' tokens now, then a token of each decoding sequence
+    row at position p   reads token p of its request, writes K and V at p, attends over tokens 0 .. p
+    token p + 1         argmax of the logits of a prompt's last row, and of each decoding row
 
-A step gives only the totals of its rows, sequences and cached tokens (`models.served_decoder`), not their
-owners. So the cached tokens are split evenly among the sequences and lie one after another from the beginning
-of the pool, prompts likewise, as prompts of one length; ids are drawn once, and new K and V are written round
-the pool. The work is right; the text has no meaning.
+A launch says whose tokens it computes (`workload.requests.Batch`); a request's answer is then the same
+whoever runs beside it. A launch that does not say so is given sequences of no request, among which its totals
+are split evenly. Prompts are random by a seed: a text is the same in all requests that share it.
+
+A request that ends leaves the memory. With prefix caching others begin where it ends: it stays.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import isnan
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from simcore.kernels.decoder.attention import evenly, prompts_of
+from simcore.kernels.decoder.attention import evenly
 from simcore.machine import mesh as layout
+from simcore.models.decoder_config import DecoderConfig
 from simcore.models.served_decoder import ServedDecoder
-from simcore.ops.op import Op
+from simcore.ops.op import Op, prompts
 from simcore.validate.machines.buffers.decoder import Body, bodies, check_ranks
 from simcore.validate.machines.state import State, run_kernel, torch_dtype
+from simcore.workload.requests import Batch, Request, own_text
+
+
+def prompt_ids(request: Request, vocab: int, seed: int) -> Tensor:
+    """Returns the ids of a request's prompt, int64 [prompt_tokens]: equal where texts are equal."""
+    parts, first = [], 0
+    for text, end in (*request.content, (own_text(request.id), request.prompt_tokens)):
+        last = min(end, request.prompt_tokens)
+        if last > first:
+            # torch's generators take seeds from 0 on; texts of requests are negative.
+            generator = torch.Generator().manual_seed((seed << 32) + 2 * abs(text) + (text < 0))
+            parts.append(torch.randint(vocab, (last,), generator=generator)[first:])
+            first = last
+    return torch.cat(parts)
+
+
+def anonymous(sizes: Mapping[str, int]) -> Batch:
+    """Returns a batch of sequences of no request with the totals of a launch, as even as can be."""
+    new, now, cached = [], [], []
+    if tokens := sizes.get("prompt_tokens", 0):
+        count = prompts(tokens, sizes["prompt_kv"], sizes["prompt_pairs"])
+        now, cached = evenly(tokens, count), evenly(sizes["prompt_kv"] - tokens, count)
+    sequences = sizes.get("sequences", 0)
+    kv = evenly(sizes["kv_tokens"], sequences) if sequences else []
+    for i, tokens in enumerate([*(a + b for a, b in zip(now, cached, strict=True)), *kv]):
+        new.append(Request(-1 - i, 0.0, tokens, 1, 1))
+    first = [(r, a, b) for r, a, b in zip(new, now, cached, strict=False)]
+    return Batch(first, [(r, n - 1) for r, n in zip(new[len(first) :], kv, strict=True)])
+
+
+@dataclass(slots=True, eq=False)
+class Held:
+    """A request's tokens, and their K and V [layers, 2, capacity, kv_heads, head_dim], of which `cached` are
+    there."""
+
+    request: Request
+    tokens: list[int]
+    kv: Tensor
+    cached: int = 0
+
+    def keys_values(self, layer: int, last: int) -> Sequence[Tensor]:
+        """Returns views of a layer's K and V of the first `last` tokens, [last, kv_heads, head_dim] each."""
+        k, v = self.kv[layer, :, :last]
+        return k, v
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A request's `rows` of a step, at positions `first` to `last` - 1; `ends`: it gets a next token."""
+
+    held: Held
+    rows: slice
+    first: int
+    last: int
+    ends: bool
 
 
 @dataclass(eq=False, repr=False)
 class ServedState(State):
     """One rank's buffers for the graphs of `simcore.models.served_decoder.ServedDecoder`.
 
-    `pool`: the KV cache [layers, 2, kv_tokens, kv_heads, head_dim]; `known`: the ids that steps read. There
-    is one set of activations: launches on several streams may meet other ranks only in lockstep. Raises
-    ValueError if a step attends over, appends or moves more tokens than the pool has.
+    `kv_tokens`: tokens that the cache has room for, over all requests. `shared_text`: whether prompts may
+    begin alike. `answers`: the ids that each request was given, by its number. There is one set of
+    activations: launches on several streams may meet other ranks only in lockstep. Raises ValueError if a
+    step attends over, appends or moves more tokens than the cache holds.
     """
 
     body: Body
-    pool: Tensor
-    known: Tensor
-    _next: int = 0
+    kv_tokens: int
+    kv_size: tuple[int, int, int]
+    dtype: torch.dtype
+    seed: int
+    shared_text: bool = False
+    answers: dict[int, list[int]] = field(default_factory=dict)
+    _held: dict[int, Held] = field(default_factory=dict)
+    _with_text: dict[int, list[Held]] = field(default_factory=dict)
+    _prompts: list[Part] = field(default_factory=list)
+    _decoding: list[Part] = field(default_factory=list)
+    _moved: list[Held] = field(default_factory=list)
+    _slot_tokens: int = 0
     _new: tuple[Tensor, ...] = ()
+    _at: list[int] = field(default_factory=list)
+
+    # -- whose tokens a step computes ----------------------------------------------------------------------
+
+    def begin(self, batch: Batch | None, sizes: Mapping[str, int], replay: int) -> None:
+        """Notes whose tokens the next replay computes."""
+        # Sizes are the replay's own: those of no request begin where it begins.
+        batch, ran = (anonymous(sizes), 0) if batch is None else (batch, replay)
+        self._drop_others(batch)
+        rows, most = 0, batch.slot_tokens
+        self._prompts, self._decoding = [], []
+        for request, tokens, first in batch.prompts:
+            held, last = self._of(request, first, first + tokens), first + tokens
+            # A sequence of no request has no end.
+            ends = last == len(held.tokens) and request.id >= 0
+            self._prompts.append(Part(held, slice(rows, rows + tokens), first, last, ends))
+            rows += tokens
+        for request, cached in batch.decoding:
+            first = cached + ran if most is None else min(cached + ran, most - 1)
+            part = Part(self._of(request, first, first + 1), slice(rows, rows + 1), first, first + 1, True)
+            self._decoding.append(part)
+            rows += 1
+        self._moved = [self._held[request.id] for request in batch.moved]
+        self._slot_tokens = most or 0
+        self.body.last_rows = self._last_rows(rows, sizes)
+
+    def _last_rows(self, rows: int, sizes: Mapping[str, int]) -> Tensor:
+        """Returns the rows that get a next token, filled up to those of the launch by its last one."""
+        found = [part.rows.stop - 1 for part in self._parts if part.ends]
+        wanted = sizes.get("rows", 0)
+        if rows > sizes.get("tokens", rows) or len(found) > wanted:
+            raise ValueError(f"{rows} rows, of which {len(found)} get a token, in a launch of {dict(sizes)}")
+        return torch.tensor(found + [sizes.get("tokens", 0) - 1] * (wanted - len(found)))
+
+    @property
+    def _parts(self) -> list[Part]:
+        return [*self._prompts, *self._decoding]
+
+    def _drop_others(self, batch: Batch) -> None:
+        """Forgets requests that have ended, unless this batch computes them on or others may begin alike."""
+        if self.shared_text:
+            return
+        here = {r.id for r, *_ in batch.prompts} | {r.id for r, _ in batch.decoding}
+        ended = [id_ for id_, held in self._held.items() if not isnan(held.request.finish_s)]
+        for id_ in ended:
+            if id_ not in here:
+                del self._held[id_]
+
+    def _of(self, request: Request, first: int, last: int) -> Held:
+        """Returns the tokens and the cache of a request, with room for `last` tokens and `first` of them
+        there."""
+        held = self._held.get(request.id)
+        if held is None:
+            room = self._room(max(last, request.prompt_tokens + request.max_tokens))
+            held = self._held[request.id] = Held(request, self._prompt_of(request), room)
+            if self.shared_text:
+                for text in (own_text(request.id), *(text for text, _ in request.content)):
+                    self._with_text.setdefault(text, []).append(held)
+        if last > held.kv.shape[2]:
+            room = self._room(2 * last)
+            room[:, :, : held.cached] = held.kv[:, :, : held.cached]
+            held.kv = room
+        if first > held.cached:
+            self._fill(held, first)
+        while len(held.tokens) < last:
+            held.tokens.append(len(held.tokens) % self.body.config.vocab)
+        held.cached = last
+        return held
+
+    def _prompt_of(self, request: Request) -> list[int]:
+        """Returns the ids of a prompt. A text with another request's answer continues as it was answered."""
+        ids = prompt_ids(request, self.body.config.vocab, self.seed).tolist()
+        first = 0
+        for text, last in request.content:
+            other = self._held.get(own_text(text))
+            if other is not None:
+                said = other.tokens[first : min(last, len(ids))]
+                ids[first : first + len(said)] = said
+            first = last
+        return ids
+
+    def _room(self, tokens: int) -> Tensor:
+        layers, heads, d = self.kv_size
+        return torch.empty(layers, 2, tokens, heads, d, dtype=self.dtype)
+
+    def _fill(self, held: Held, first: int) -> None:
+        """Puts the first tokens into a cache that lacks them: as another request has them that begins alike,
+        else, for sequences of no request, random ones."""
+        text = next((text for text, last in held.request.content if last >= first), None)
+        like = [other for other in self._with_text.get(text, ()) if other.cached >= first] if text else []
+        missing = held.kv[:, :, held.cached : first]
+        if like:
+            missing.copy_(like[0].kv[:, :, held.cached : first])
+        else:
+            generator = torch.Generator().manual_seed(self.seed)
+            missing.copy_(torch.randn(missing.shape, generator=generator))
+
+    # -- ops -------------------------------------------------------------------------------------------------
 
     def execute(self, op: Op) -> None:
         """Runs a local op."""
@@ -47,6 +215,7 @@ class ServedState(State):
             "paged_attention": self._attend_paged,
             "prefill_attention": self._attend_prompts,
             "kv_copy": self._move,
+            "sample": self._choose,
         }
         own.get(op.kind, self.body.execute)(op)
 
@@ -59,53 +228,68 @@ class ServedState(State):
         self.body.meet(op, [state.body for state in states])
 
     def _embed(self, op: Op) -> None:
-        tokens = op["tokens"]
-        self.body.ids = self.known.repeat(-(-tokens // len(self.known)))[:tokens]
+        ids = [token for part in self._parts for token in part.held.tokens[part.first : part.last]]
+        # Slots between others that hold nothing are computed too.
+        self.body.ids = torch.tensor(ids + [0] * (op["tokens"] - len(ids)))
+        self._at = [at for part in self._parts for at in range(part.first, part.last)]
+        self._at += [0] * (op["tokens"] - len(ids))
         self.body.execute(op)
 
     def _turn(self, op: Op) -> None:
-        self._new = run_kernel(op, self.body.buffers["qkv"], *self.body.angles.of(0, op["tokens"]))
+        cos, sin = self.body.angles.of(0, max(self._at) + 1)
+        self._new = run_kernel(op, self.body.buffers["qkv"], cos[self._at], sin[self._at])
         # The attentions of this layer fill it: first the rows of prompts, then those of decoding sequences.
-        self.body.buffers["heads"] = torch.empty_like(self._new[0]).flatten(1)
+        self.body.buffers["heads"] = torch.zeros_like(self._new[0]).flatten(1)
 
     def _append(self, op: Op) -> None:
-        tokens = op["tokens"]
-        self._check(tokens, "appends")
-        if self._next + tokens > self.pool.shape[2]:
-            self._next = 0
-        _, k, v = self._new
-        run_kernel(op, k, v, *self.pool[self.body.layer, :, self._next : self._next + tokens])
-        self._next = (self._next + tokens) % self.pool.shape[2]
+        self._check(op["tokens"], "appends")
+        for part in self._parts:
+            slots = [x[part.first :] for x in part.held.keys_values(self.body.layer, part.last)]
+            run_kernel(op, *(x[part.rows] for x in self._new[1:]), *slots)
 
     def _check(self, tokens: int, what: str) -> None:
-        if tokens > self.pool.shape[2]:
-            raise ValueError(f"a step {what} {tokens:,} tokens; the KV cache has {self.pool.shape[2]:,}")
+        if tokens > self.kv_tokens:
+            raise ValueError(f"a step {what} {tokens:,} tokens; the KV cache has {self.kv_tokens:,}")
 
     def _attend_paged(self, op: Op) -> None:
-        lengths = torch.tensor(evenly(op["kv_tokens"], op["sequences"]))
-        self._attend(op, slice(-op["sequences"], None), lengths)
+        self._attend(op, self._decoding, torch.tensor([part.last for part in self._decoding]))
 
     def _attend_prompts(self, op: Op) -> None:
-        self._attend(op, slice(0, op["tokens"]), *(torch.tensor(part) for part in prompts_of(op)))
+        now = torch.tensor([part.last - part.first for part in self._prompts])
+        self._attend(op, self._prompts, now, torch.tensor([part.first for part in self._prompts]))
 
-    def _attend(self, op: Op, rows: slice, *lengths: Tensor) -> None:
-        """Attends with some rows over cached tokens from the beginning of the pool on."""
+    def _attend(self, op: Op, parts: Sequence[Part], *lengths: Tensor) -> None:
+        """Attends with the rows of some requests, each over its own tokens up to the row's."""
         self._check(op["kv_tokens"], "attends over")
-        k, v = self.pool[self.body.layer, :, : op["kv_tokens"]]
-        out = run_kernel(op, self._new[0][rows].to(k.dtype), k, v, *lengths)
+        if not parts:
+            return
+        rows = slice(parts[0].rows.start, parts[-1].rows.stop)
+        caches = [part.held.keys_values(self.body.layer, part.last) for part in parts]
+        k, v = zip(*caches, strict=True)
+        out = run_kernel(op, self._new[0][rows].to(self.dtype), k, v, *lengths)
         self.body.buffers["heads"][rows] = out.flatten(1).to(self.body.activation)
 
+    def _choose(self, op: Op) -> None:
+        self.body.execute(op)
+        ending = [part for part in self._parts if part.ends]
+        for part, chosen in zip(ending, self.body.ids.tolist(), strict=False):
+            held = part.held
+            held.tokens[part.last :] = [chosen]
+            self.answers[held.request.id] = held.tokens[held.request.prompt_tokens :]
+
     def _move(self, op: Op) -> None:
-        tokens = op["tokens"]
-        self._check(tokens, "moves")
-        source = self.pool[:, :, :tokens]
-        # More than half of the pool would overlap its copy there: it goes to a new buffer, as many bytes.
-        apart = 2 * tokens <= self.pool.shape[2]
-        run_kernel(op, source, self.pool[:, :, -tokens:] if apart else torch.empty_like(source))
+        self._check(op["tokens"], "moves")
+        for held in self._moved:
+            room = self._room(max(self._slot_tokens, held.kv.shape[2]))
+            both = min(self._slot_tokens, held.kv.shape[2])
+            run_kernel(op, held.kv[:, :, :both], room[:, :, :both])
+            held.kv = room
 
 
-def served_states(model: ServedDecoder, mesh: layout.Mesh, seed: int, kv_tokens: int) -> list[ServedState]:
-    """Returns a state for every rank of a mesh, each with a cache of `kv_tokens` random tokens.
+def served_states(
+    model: ServedDecoder, mesh: layout.Mesh, seed: int, kv_tokens: int, shared_text: bool = False
+) -> list[ServedState]:
+    """Returns a state for every rank of a mesh, each with room for `kv_tokens` tokens.
 
     Raises ValueError if the model is not for as many ranks as the mesh has along "tensor", is priced by whole
     iterations, or has a number format that torch does not compute in.
@@ -113,13 +297,10 @@ def served_states(model: ServedDecoder, mesh: layout.Mesh, seed: int, kv_tokens:
     check_ranks(model, mesh)
     if model.whole:
         raise ValueError("the torch machine needs every op of an iteration")
-    config = model.config
-    generator = torch.Generator().manual_seed(seed + 1)
-    known = torch.randint(config.vocab, (4096,), generator=generator)
-    heads = max(1, config.kv_heads // model.ranks)
-    size = (config.layers, 2, kv_tokens, heads, config.head_dim)
+    config: DecoderConfig = model.config
+    size = config.layers, max(1, config.kv_heads // model.ranks), config.head_dim
     dtype = torch_dtype(model.dtypes.kv)
     return [
-        ServedState(body, torch.randn(size, generator=generator).to(dtype), known)
+        ServedState(body, kv_tokens, size, dtype, seed, shared_text)
         for body in bodies(config, model.dtypes, model.style, mesh, seed)
     ]

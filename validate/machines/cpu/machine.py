@@ -197,6 +197,8 @@ class TorchRun(Device):
             for signal in launch.signals:
                 stream.waiting_for = WAITS_FOR_SIGNAL, launch, signal
                 yield from signal.done()
+            for rank in stream.lanes:
+                self.states[rank].begin(launch.batch, launch.sizes_at(replay), replay)
             after_collective = False
             for segment in found:
                 if after_collective:

@@ -102,7 +102,9 @@ class Card:
         """Returns a stream of a rank."""
         found = self.lanes.get((rank, name))
         if found is None:
-            found = self.lanes[rank, name] = RankStream(rank, name, self.states[rank], self.api.stream())
+            found = self.lanes[rank, name] = RankStream(
+                rank, name, self.states[rank].on(name), self.api.stream()
+            )
         return found
 
     def reset(self) -> None:
@@ -434,8 +436,8 @@ class CardRun(Device):
             self._stages.capture(leader, plan, which, (), nodes, ())
 
     def _plan(self, stream: Stream, launch: Launch, sizes: Mapping[str, int]) -> Plan:
-        captured_at = stream.lanes[0].state.captured_at(launch.graph, sizes)
-        key = plan_key(launch, self.card.same(launch.graph), captured_at, len(stream.lanes))
+        captured_sizes = stream.lanes[0].state.bound(launch.graph, sizes)
+        key = plan_key(launch, self.card.same(launch.graph), captured_sizes, len(stream.lanes))
         # Each stream has its own codes and memory.
         found = self.card.plans.get((stream.rank, stream.name, key))
         if found is None:
@@ -447,13 +449,22 @@ class CardRun(Device):
                 (s.name, s.source, self.card.code(f"{of} waits for signal {s.name} of rank {s.source}"))
                 for s in launch.signals
             )
-            cut = stages(launch, sizes, len(stream.lanes))
-            found = Plan(cut, launch.when is not None, made, signals)
+            cut = stages(launch, {**sizes, **captured_sizes}, len(stream.lanes))
+            changes = stream.lanes[0].state.changes(launch.graph)
+            found = Plan(cut, launch.when is not None, made, signals, changes)
             self.card.plans[stream.rank, stream.name, key] = found
         return found
 
+    def _begin(self, stream: Stream, launch: Launch, sizes: Mapping[str, int], replay: int) -> None:
+        """Tells the states what the launch says besides its graph."""
+        for lane in stream.lanes:
+            write = lane.state.begin(launch.batch, sizes, replay)
+            if write is not None:
+                self.api.run(lane.stream, write)
+
     def _replay(self, stream: Stream, launch: Launch, replay: int) -> Steps:
         sizes = launch.sizes_at(replay)
+        self._begin(stream, launch, sizes, replay)
         plan = self._plan(stream, launch, sizes)
         plan.replays += 1
         if self._rehearsal and plan.replays > REHEARSED and plan.plain:

@@ -44,6 +44,8 @@ class Plan:
     settings: Settings | None
     # Signals by name and rank, with the codes of their errors.
     signals: tuple[tuple[str, int, int], ...]
+    # Whether its stages are launched anew each time.
+    changes: bool = False
     captured: dict[Hashable, tuple[Callable[[], object], Hashable]] = field(default_factory=dict)
     replays: int = 0
 
@@ -57,7 +59,7 @@ class Plan:
         """Whether nothing else on the card or on a host depends on its having run: it reads and writes no
         flags and signals, and meets no other rank."""
         local = all(stage.kind == "local" and stage.publication is None for stage in self.stages)
-        return local and not self.noted and self.settings is None
+        return local and not (self.noted or self.changes) and self.settings is None
 
     @property
     def writes_flags_in_collective(self) -> bool:
@@ -65,11 +67,10 @@ class Plan:
         return self.settings is not None and self.stages[-1].kind == "collective"
 
 
-def plan_key(launch: Launch, graph: Graph, captured_at: Hashable, lanes: int) -> Hashable:
-    """Returns the key of a plan: the graph, what tells its captures apart (`CardState.captured_at`), and all
-    else that its stages depend on."""
+def plan_key(launch: Launch, graph: Graph, captured_sizes: Mapping[str, int], lanes: int) -> Hashable:
+    """Returns the key of a plan: the graph, the captured sizes, and all else that its stages depend on."""
     signals = tuple([(signal.name, signal.source) for signal in launch.signals])
-    return id(graph), captured_at, launch.when, keyless(launch.sets), signals, lanes
+    return id(graph), tuple(captured_sizes.values()), launch.when, keyless(launch.sets), signals, lanes
 
 
 def stages(launch: Launch, sizes: Mapping[str, int], lanes: int) -> tuple[Stage, ...]:

@@ -21,10 +21,12 @@ import torch
 from simcore.input.files import InputError
 from simcore.machine.machine import Machine, Program
 from simcore.machine.trace import Trace
+from simcore.models.served_decoder import ServedDecoder
 from simcore.sim.runs import Run, Setup
 from simcore.sim.simulation import Route
 from simcore.validate.benchmarks.timing import version_of
 from simcore.validate.calibration.cuda_host import host_costs
+from simcore.validate.machines.buffers.cuda_served import rehearsal
 from simcore.validate.machines.cuda.cuda_api import CudaApi, TorchCudaApi
 from simcore.validate.machines.cuda.machine import Card, CardRun
 from simcore.validate.machines.cuda.states import SEED, CardStates
@@ -65,11 +67,18 @@ class CountedRun:
     memory from the next one. `ended` gets its trace and whether its host was at its pace."""
 
     def __init__(
-        self, case: _Case, start: Callable[[bool], CardRun], title: str, ended: Callable[[Trace, bool], None]
+        self,
+        case: _Case,
+        start: Callable[[bool], CardRun],
+        title: str,
+        ended: Callable[[Trace, bool], None],
+        rehearse: Callable[[Machine], Program] | None = None,
     ) -> None:
         self._ended, self._title = ended, title
         self._held: tuple[_Case, Callable[[bool], CardRun]] | None = case, start
         self.trace, self.fed_s = Trace(), list[float]()
+        self._feeds: list[tuple[int | Route, str, Iterable[tuple[float, object]]]] = []
+        self.rehearse = rehearse
 
     def run(self, program: Callable[[Machine], Program]) -> Trace:
         """See `runs.Run`. Raises InputError if the card has too little memory, or if graphs are still
@@ -77,18 +86,32 @@ class CountedRun:
         assert self._held is not None, "a run runs once"
         (case, start), self._held = self._held, None
 
-        def once(rehearsal: bool) -> tuple[CardRun, float]:
-            """Runs the program from the start of the case; returns the run and its seconds."""
+        rehearse = self.rehearse
+
+        def once(
+            rehearsal: bool, runs: Callable[[Machine], Program] = rehearse or program
+        ) -> tuple[CardRun, float]:
+            """Runs or rehearses a program from the start of the case; returns the run and its seconds."""
             case.reset()
-            run, begun_s = start(rehearsal), time.perf_counter()
-            run.run(program)
+            # A program for rehearsals is short, and its requests want what is computed.
+            run, begun_s = start(rehearsal and rehearse is None), time.perf_counter()
+            if runs is program:
+                for feed in self._feeds:
+                    run.feed(*feed)
+            run.run(runs)
             return run, time.perf_counter() - begun_s
 
         with _memory_of(self._title):
             if not case.warm:
                 _warm_up(case, once)
-            run, at_pace = pace().keeps(lambda: self._attempt(case, once))
-        self.trace, self.fed_s = run.trace, run.fed_s
+            if rehearse is None:
+                run, at_pace = pace().keeps(lambda: self._attempt(case, once))
+            else:
+                # Requests come once.
+                at_pace = pace().settle()
+                run = once(False, program)[0]
+        self.trace = run.trace
+        self.fed_s += run.fed_s
         self._ended(run.trace, at_pace)
         return run.trace
 
@@ -107,8 +130,11 @@ class CountedRun:
         return run
 
     def feed(self, to: int | Route, inbox: str, arrivals: Iterable[tuple[float, object]]) -> None:
-        """Raises InputError: items would also have to be fed to the discarded runs."""
-        raise InputError(f"--on cuda: nothing is fed into {inbox!r} on a card yet")
+        """See `runs.Run`. Raises InputError where discarded runs are of the same program: they would take the
+        items."""
+        if self.rehearse is None:
+            raise InputError(f"--on cuda: nothing is fed into {inbox!r} on a card yet")
+        self._feeds.append((to, inbox, arrivals))
 
 
 def _warm_up(case: _Case, once: Once) -> None:
@@ -211,7 +237,7 @@ class RealCard:
             traces.append(trace)
             self.at_pace.append(at_pace)
 
-        return CountedRun(case, begin, title, ended)
+        return CountedRun(case, begin, title, ended, _rehearsal_of(setup))
 
     def release(self) -> None:
         """Frees all that is on the card."""
@@ -235,6 +261,15 @@ class RealCard:
             _collect()
             self._case = _Case(key, card)
         return self._case
+
+
+def _rehearsal_of(setup: Setup) -> Callable[[Machine], Program] | None:
+    """Returns a program that captures what a run needs which cannot be run twice: one that serves."""
+    model, holds = setup.model, setup.holds
+    if not isinstance(model, ServedDecoder):
+        return None
+    most, tokens, streams = holds["step_rows"], holds["step_tokens"], holds["streams"]
+    return lambda m: rehearsal(m, model, most, tokens, streams)
 
 
 def _collect() -> None:

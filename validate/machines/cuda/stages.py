@@ -46,6 +46,10 @@ class StageQueue:
     ) -> None:
         """Replays a stage, or runs and captures it if it has not been captured."""
         keys = tuple([state.key() for state in states])
+        if plan.changes:
+            self.api.run(lane.stream, _call(lane, states, keys, nodes()))
+            skip_ops(states[0], ops)
+            return
         found = plan.captured.get((which, lane.rank, lane.name, keys))
         if found is None:
             self.api.run(lane.stream, _call(lane, states, keys, nodes()))

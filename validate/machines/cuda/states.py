@@ -8,6 +8,7 @@ that no launch takes are read, the last one by the operator.
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any
 
 import torch
@@ -16,14 +17,16 @@ from torch import Tensor
 from simcore.input.files import InputError
 from simcore.kernels.streams import current_gate, one_stream
 from simcore.kernels.table import TABLE
-from simcore.models.decoder import Decoder
+from simcore.models.decoder import TENSOR, Decoder
 from simcore.models.long_convolution import LongConvolution
+from simcore.models.served_decoder import ServedDecoder
 from simcore.ops.op import Op
 from simcore.scenario import Scenario
 from simcore.schedules.one_launch import LAUNCHES
 from simcore.sim.runs import Setup
 from simcore.studies.decode.scenario import DecodeScenario
 from simcore.studies.operators.scenario import DecodeAttentionScenario, LinearAttentionScenario
+from simcore.studies.serving.scenario import ServingScenario
 from simcore.studies.tiling.scenario import TilingScenario
 from simcore.validate.calibration.cuda_instances import CardInstancesState, Instances
 from simcore.validate.machines.buffers.cuda_decoder import (
@@ -33,12 +36,13 @@ from simcore.validate.machines.buffers.cuda_decoder import (
     drawn_of,
 )
 from simcore.validate.machines.buffers.cuda_long_convolution import CardLongConvolutionState
+from simcore.validate.machines.buffers.cuda_served import WITH_PROMPTS, Cache, CardServedState, rounded
 from simcore.validate.machines.buffers.decoder import Weights
 from simcore.validate.machines.state import CardState, run_kernel
 from simcore.validate.timing.cuda_times import operands
 
 SEED = 0
-STUDIES = "decode, tiling, linear_attention and decode_attention"
+STUDIES = "decode, serving, tiling, linear_attention and decode_attention"
 # Strategies that run, by study.
 STRATEGIES = {"decode": ("tensor_parallel",), "tiling": ("lazy", "eager", "fractal")}
 
@@ -99,6 +103,8 @@ class CardStates:
         match setup.model:
             case Decoder() as model:
                 return self._decoder(model, setup)
+            case ServedDecoder() as model:
+                return [self._served(model, setup)]
             case LongConvolution() as model:
                 self.forget()
                 return [CardLongConvolutionState(model, SEED, self.device)]
@@ -114,7 +120,7 @@ class CardStates:
         """Drops the weights."""
         self._weights = None
 
-    def _weights_of(self, model: Decoder, sets: int, kind: str) -> list[list[Weights]]:
+    def _weights_of(self, model: Decoder | ServedDecoder, sets: int, kind: str) -> list[list[Weights]]:
         """Returns at least `sets` sets of the weights of all ranks, with consecutive seeds. Keeps them until
         another model or kind is asked for, because two may not fit into memory together."""
         drawn = drawn_of(model), kind
@@ -136,6 +142,20 @@ class CardStates:
         except ValueError as error:
             raise InputError(f"--on cuda: {error}") from None
 
+    def _served(self, model: ServedDecoder, setup: Setup) -> CardServedState:
+        holds = setup.holds
+        if setup.mesh.get(TENSOR, 1) != prod(setup.mesh.values()):
+            raise InputError("--on cuda: devices: one server runs on a card")
+        try:
+            ((weights,),) = self._weights_of(model, 1, "decoder")
+            tokens, most = min(holds["kv_tokens"], holds["room_tokens"]), holds["step_rows"]
+            requests = holds["kv_tokens"] // holds["longest"]
+            places = rounded(most, WITH_PROMPTS) + min(most, requests)
+            cache = Cache(model, tokens, holds["longest"] + 1, places, SEED, self.device)
+            return CardServedState(model, weights, cache, most)
+        except ValueError as error:
+            raise InputError(f"--on cuda: {error}") from None
+
     def _instances(self, model: Instances, setup: Setup) -> CardInstancesState:
         weights = self._weights_of(model.decoder, model.sets, "instances")
         states: list[CardDecoderState] = []
@@ -150,6 +170,9 @@ class CardStates:
 def check_card_runs(scenario: Scenario, where: str) -> None:
     """Raises InputError for a study or a strategy that the machine on a card does not run yet."""
     if isinstance(scenario, LinearAttentionScenario | DecodeAttentionScenario):
+        return
+    if isinstance(scenario, ServingScenario):
+        _check_serving(scenario, where)
         return
     if not isinstance(scenario, DecodeScenario | TilingScenario):
         raise InputError(
@@ -169,3 +192,15 @@ def check_card_runs(scenario: Scenario, where: str) -> None:
             raise InputError(f"{at}.ranks: is {most}; --on cuda runs 1, on one card")
         if any(getattr(strategy, "half_storage", ())):
             raise InputError(f"{at}.half_storage: is not run on a card yet; give false")
+
+
+def _check_serving(scenario: ServingScenario, where: str) -> None:
+    """Raises InputError for what a card does not serve yet."""
+    for i, strategy in enumerate(scenario.strategies):
+        at = f"{where}: strategies[{i}]"
+        if (most := max(strategy.ranks)) > 1:
+            raise InputError(f"{at}.ranks: is {most}; --on cuda runs 1, on one card")
+        if getattr(strategy, "prefix_caching", False):
+            raise InputError(f"{at}.prefix_caching: is not run on a card yet; give false")
+    if any(count != 1 for count in scenario.devices or ()):
+        raise InputError(f"{where}: devices: --on cuda serves with 1, this machine's card")

@@ -1,0 +1,204 @@
+"""What a real machine answers: each request gets the tokens that the model gives it by itself, whoever runs
+beside it, by every serving schedule. The truth is a float64 model computed token by token without any op of
+the project."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from simcore.machine.machine import Machine, Program
+from simcore.models.served_decoder import ServedDecoder
+from simcore.schedules.concurrent_instances import concurrent_instances
+from simcore.schedules.continuous_batching import continuous_batching
+from simcore.schedules.dynamic_batching import dynamic_batching
+from simcore.schedules.iteration_batching import iteration_batching
+from simcore.schedules.temporal_fusion import temporal_fusion
+from simcore.validate.machines.buffers.cuda_served import Cache, CardServedState
+from simcore.validate.machines.buffers.decoder import shards
+from simcore.validate.machines.buffers.served import ServedState, prompt_ids, served_states
+from simcore.validate.machines.cpu.machine import TorchRun
+from simcore.validate.machines.cuda.cuda_api import TorchCudaApi
+from simcore.validate.machines.cuda.machine import Card
+from simcore.workload.requests import END, REQUESTS, Journal, Request, own_text
+from tests.fake_card import FakeCudaApi
+from tests.test_card_decoder import BOTH
+from tests.test_torch_decoder import CONFIGS, F32, F64, GQA, SEED, Dense
+from tests.thorough import first
+
+SLOT = 40
+Settings = dict[str, Any]
+
+
+class Alone(Dense):
+    """The model by itself."""
+
+    def answer(self, prompt: list[int], tokens: int) -> list[int]:
+        """The ids that follow a prompt."""
+        c, ids, logits = self.config, list(prompt), torch.zeros(0)
+        self.hits, self.chunk = lambda *_: False, 1
+        empty = torch.zeros(0, c.kv_heads, c.head_dim, dtype=torch.float64)
+        caches: list[list[tuple[Tensor, Tensor]]] = [[(empty, empty)] for _ in range(c.layers)]
+        for position in range(len(prompt) + tokens - 1):
+            logits = self._step(ids[position], position, caches, 0)
+            if position + 1 == len(ids):
+                ids.append(int(logits.argmax()))
+        return ids[len(prompt) :]
+
+
+def schedules(random: Random) -> dict[str, Callable[..., Program]]:
+    """Every schedule, with few places and little memory."""
+    places = random.randint(1, 4)
+    block = random.choice([1, 2, 5])
+    return {
+        "fusion": partial(temporal_fusion, slots=places, slot_tokens=SLOT),
+        "fusion, no shuffle": partial(temporal_fusion, slots=places, slot_tokens=SLOT, shuffle=False),
+        "dynamic": partial(dynamic_batching, window_s=0.004, max_batch=places, capacity=places * SLOT),
+        "instances": partial(concurrent_instances, max_instances=places),
+        "iteration": partial(iteration_batching, max_batch=places, slot_tokens=SLOT),
+        "continuous": partial(
+            continuous_batching,
+            blocks=SLOT // block + random.randint(0, 9),
+            block_tokens=block,
+            token_budget=random.choice([5, 9, 64]),
+            max_sequences=places,
+            prefill=random.choice(["chunked", "first"]),
+            ahead=random.choice([0, 1]),
+        ),
+    }
+
+
+def served(
+    schedule: Callable[..., Program],
+    model: ServedDecoder,
+    wanted: list[Request],
+    *,
+    shared_text: bool = False,
+) -> list[ServedState]:
+    """The states of all ranks after the requests have been served."""
+    mesh = {"tensor": model.ranks}
+    states = served_states(model, mesh, SEED, 10_000, shared_text)
+    run, journal = TorchRun(states, mesh=mesh, lockstep=("tensor",)), Journal()
+    run.feed(0, REQUESTS, [*((r.arrival_s, r) for r in wanted), (wanted[-1].arrival_s, END)])
+
+    def program(m: Machine) -> Program:
+        return schedule(m, model, journal)
+
+    run.run(program)
+    return states
+
+
+def requests(random: Random, *, equal: bool) -> list[Request]:
+    """Requests that arrive while others run."""
+    lengths = [random.randint(1, 12) for _ in range(7)]
+    tokens = [lengths[0]] * 7 if equal else lengths
+    at_s = sorted(random.uniform(0.0, 0.03) for _ in range(7))
+    return [Request(i, at_s[i], random.randint(1, 20), tokens[i], tokens[i]) for i in range(7)]
+
+
+def on_card(
+    kind: str, schedule: Callable[..., Program], model: ServedDecoder, wanted: list[Request], **room: int
+) -> dict[int, list[int]]:
+    """The answers of a card: in Triton's interpreter on a card that is none, or of the real one."""
+    api: Any = TorchCudaApi() if kind == "cuda" else FakeCudaApi(3)
+    device = "cuda" if kind == "cuda" else "cpu"
+    config = model.config
+    weights = shards(config, model.dtypes, 1, model.style, SEED)[0].to(device)
+    cache = Cache(model, room.get("kv_tokens", 16 * SLOT), SLOT + 8, len(wanted), SEED, device)
+    state = CardServedState(model, weights, cache, 8)
+    run, journal, answers = Card([state], api, mesh={"tensor": 1}).start(), Journal(), dict[int, list[int]]()
+    run.feed(0, REQUESTS, [*((r.arrival_s, r) for r in wanted), (wanted[-1].arrival_s, END)])
+    journal.answered = lambda r, _: answers.update({r.id: cache.answer(r)})
+    run.run(lambda m: schedule(m, model, journal))
+    return answers
+
+
+@pytest.mark.parametrize("kind", BOTH)
+@pytest.mark.parametrize("seed", first(1, range(6)))
+@pytest.mark.parametrize("name", list(schedules(Random(0))))
+def test_a_card_answers_the_same(name: str, seed: int, kind: str) -> None:
+    random = Random(f"{name} {seed}")
+    schedule, wanted = schedules(random)[name], requests(random, equal=name == "iteration")
+    config = replace(GQA, layers=2)
+    answers, alone = on_card(kind, schedule, ServedDecoder(config, dtypes=F32), wanted), Alone(config)
+    for r in wanted:
+        truth = alone.answer(prompt_ids(r, config.vocab, SEED).tolist(), r.output_tokens)
+        assert answers[r.id] == truth, (r.id, r.preemptions)
+
+
+NAMES = list(schedules(Random(0)))
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+@pytest.mark.parametrize("seed", first(2, range(20)))
+@pytest.mark.parametrize("name", NAMES)
+def test_each_request_is_answered_as_if_it_ran_alone(name: str, seed: int, config: str) -> None:
+    random = Random(f"{name} {seed}")
+    schedule, wanted = schedules(random)[name], requests(random, equal=name == "iteration")
+    model = ServedDecoder(CONFIGS[config], ranks=random.choice([1, 1, 2]), dtypes=F64)
+    states, alone = served(schedule, model, wanted), Alone(CONFIGS[config])
+    for r in wanted:
+        prompt = prompt_ids(r, CONFIGS[config].vocab, SEED).tolist()
+        truth = alone.answer(prompt, r.output_tokens)
+        for state in states:
+            assert state.answers[r.id][: r.output_tokens] == truth, (r.id, r.preemptions)
+
+
+def test_sequences_that_were_sent_back_go_on_where_they_were() -> None:
+    """Blocks for one and a half of them: several are sent back, and computed again."""
+    wanted = [Request(i, 0.0, 6, 14, 14) for i in range(4)]
+    schedule = partial(continuous_batching, blocks=15, block_tokens=2, token_budget=16, max_sequences=4)
+    (state,) = served(schedule, ServedDecoder(CONFIGS["gqa"], dtypes=F64), wanted)
+    assert sum(r.preemptions for r in wanted) > 0
+    alone = Alone(CONFIGS["gqa"])
+    for r in wanted:
+        assert state.answers[r.id] == alone.answer(prompt_ids(r, 53, SEED).tolist(), 14)
+
+
+def test_turns_that_begin_with_what_is_cached_are_answered_as_if_nothing_were() -> None:
+    """Three turns of a session, each with the answer before it in its prompt and prompts that begin alike."""
+    prompts, answers = [8, 17, 26], [5, 5, 5]
+    wanted, content = [], ((7, 4),)
+    for i, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
+        wanted.append(Request(i, 0.05 * i, prompt, answer, answer, content=content))
+        content = (*content, (own_text(i), prompt + answer))
+    wanted.append(Request(3, 0.2, 9, 4, 4, content=((7, 4),)))
+    settings: Settings = {"token_budget": 16, "max_sequences": 2, "prefix_caching": True}
+    schedule = partial(continuous_batching, blocks=60, block_tokens=2, **settings)
+    (state,) = served(schedule, ServedDecoder(CONFIGS["gqa"], dtypes=F64), wanted, shared_text=True)
+    assert [r.cached_prompt_tokens for r in wanted] == [0, 12, 20, 4]
+    alone, ids = Alone(CONFIGS["gqa"]), list[int]()
+    for r in wanted[:3]:
+        own = prompt_ids(r, 53, SEED).tolist()
+        ids = ids + own[len(ids) :]
+        ids = ids + alone.answer(ids, r.output_tokens)
+        assert ids[r.prompt_tokens :] == state.answers[r.id]
+    assert state.answers[3] == alone.answer(prompt_ids(wanted[3], 53, SEED).tolist(), 4)
+
+
+def test_equal_texts_are_equal_prompts() -> None:
+    one, other = (Request(i, 0.0, 9, 1, 1, content=((3, 5),)) for i in range(2))
+    ids = [prompt_ids(r, 1000, SEED) for r in (one, other)]
+    assert torch.equal(ids[0][:5], ids[1][:5])
+    assert not torch.equal(ids[0][5:], ids[1][5:])
+    assert len(ids[0]) == 9
+
+
+def test_a_launch_that_does_not_say_whose_tokens_it_computes_is_given_some() -> None:
+    model = ServedDecoder(CONFIGS["gqa"], dtypes=F64)
+    (state,) = served_states(model, {"tensor": 1}, SEED, 100)
+    sizes = {"tokens": 5, "rows": 3, "sequences": 2, "kv_tokens": 13, "prompt_tokens": 3, "prompt_kv": 5,
+             "prompt_pairs": 12}  # fmt: skip
+
+    def program(m: Machine) -> Program:
+        for _ in range(2):
+            yield m.wait(m.launch(model.mixed, sizes=sizes, advance={"kv_tokens": 2}))
+
+    TorchRun([state]).run(program)
+    assert state.body.buffers["logits"].shape == (3, 53)
+    assert torch.isfinite(state.body.buffers["logits"]).all()

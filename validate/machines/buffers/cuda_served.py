@@ -1,0 +1,512 @@
+"""A rank that serves on a card: the KV cache in blocks, and all tokens in one array that the steps read.
+
+    known [places, positions]    the tokens of each request, of its prompt and its answer
+    tables [places, blocks]      its blocks of K and V, PAGE tokens each
+    step                         places, lengths, ends and first rows of a launch's sequences
+
+The device reads all of these, so one captured step serves all steps of as many rows, and the host need not
+know what was chosen. Sizes are rounded up to `SEQUENCES` and `TOKENS`; rows beyond a step's own are padding,
+which writes nothing. Steps with prompts attend with all rows in one launch (`ragged_attention`).
+
+Blocks are given out here, a few ahead of the tokens; a schedule counts them but has no numbers of its own.
+What has ended, and what was sent back, gives its blocks back when others need them. Each stream has a step of
+its own. Steps with prompts on other streams than "main" are launched anew each time: as many captures as
+streams and lengths would take minutes.
+"""
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from math import ceil, isnan
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from simcore.kernels.decoder.activation import activation
+from simcore.kernels.decoder.attention import evenly
+from simcore.kernels.decoder.choice import choose
+from simcore.kernels.decoder.decode_attention import decode_attention
+from simcore.kernels.decoder.matmul import product
+from simcore.kernels.decoder.norm import norm
+from simcore.kernels.decoder.ragged_attention import ragged_attention
+from simcore.kernels.decoder.residual import residual
+from simcore.kernels.decoder.rotary import angles, rotary_append
+from simcore.kernels.decoder.step_rows import StepRows, keep_chosen, step_room, step_rows
+from simcore.machine.machine import MAIN, Machine, Program
+from simcore.models.served_decoder import ServedDecoder, decode_sizes, growth, step_sizes
+from simcore.ops.op import Graph, Op
+from simcore.validate.machines.buffers.decoder import (
+    READS,
+    WRITES,
+    Weights,
+    kv_heads_of,
+    layer_after,
+    mlp_inputs,
+)
+from simcore.validate.machines.buffers.served import anonymous, prompt_ids
+from simcore.validate.machines.state import CardState, torch_dtype
+from simcore.workload.requests import Batch, Request
+
+# Tokens of a block of the cache, and the blocks that a decoding sequence is given ahead.
+PAGE, AHEAD = 16, 4
+MOST_STREAMS = 1024
+# Sequences and rows with which steps are captured.
+SEQUENCES = (1, 2, 4, *range(8, 65, 8), *range(80, 257, 16), *range(288, 1025, 32))
+WITH_PROMPTS = (8, 32, 128, 256, 512, 1024)
+TOKENS = (*range(16, 129, 16), *range(160, 513, 32), *range(640, 2049, 128), *range(2176, 1 << 18, 128))
+# Steps of more rows are launched anew each time: the host is then the faster one, and lengths are many.
+MOST_CAPTURED = 2048
+
+
+def rounded(count: int, steps: Sequence[int]) -> int:
+    """Returns the least step that is not below a count. Raises ValueError beyond the last one.
+
+    >>> rounded(9, (1, 8, 16)), rounded(8, (1, 8, 16))
+    (16, 8)
+    """
+    place = bisect_left(steps, count)
+    if place == len(steps):
+        raise ValueError(f"--on cuda: a step of {count:,}; {steps[-1]:,} is the most")
+    return steps[place]
+
+
+@dataclass(slots=True, eq=False)
+class Held:
+    """A request on the card: its row of `known` and `tables`, its blocks, and how many of its tokens are
+    known. `sent_back`: how often it had been preempted when its blocks were given out."""
+
+    request: Request
+    place: int
+    known: int
+    blocks: list[int] = field(default_factory=list)
+    sent_back: int = 0
+
+
+class Cache:
+    """The KV cache of one rank, k and v [blocks, PAGE, kv_heads, d] a layer, and the tokens of its requests.
+
+    `positions`: the most tokens of a request. Block 0 is no request's: padding reads it. Raises RuntimeError
+    if a schedule runs more than there are blocks or places for.
+    """
+
+    def __init__(
+        self,
+        model: ServedDecoder,
+        kv_tokens: int,
+        positions: int,
+        places: int,
+        seed: int,
+        device: torch.device | str,
+    ) -> None:
+        config, self.seed, self.device = model.config, seed, device
+        heads = kv_heads_of(config, 0, model.ranks)
+        blocks = 1 + ceil(kv_tokens / PAGE) + places
+        size = (config.layers, 2, blocks, PAGE, heads.stop - heads.start, config.head_dim)
+        self.kv = torch.zeros(size, dtype=torch_dtype(model.dtypes.kv), device=device)
+        self.vocab, self.positions = config.vocab, positions
+        self.known = torch.zeros(places + 1, positions, dtype=torch.int64, device=device)
+        self.tables = torch.zeros(places + 1, ceil(positions / PAGE), dtype=torch.int32, device=device)
+        # In fp32, because large positions need it.
+        self.angles = angles(torch.arange(positions, device=device), config.head_dim, torch.float32)
+        self._steps = torch.zeros(0, 0, dtype=torch.int32, device=device)
+        self._streams: dict[str, int] = {}
+        self.held: dict[int, Held] = {}
+        self.free_blocks, self.free_places = list[int](), list[int]()
+        self.reset()
+
+    def reset(self) -> None:
+        """Forgets all requests."""
+        self.held.clear()
+        self.free_blocks[:] = range(self.kv.shape[2] - 1, 0, -1)
+        self.free_places[:] = range(len(self.known) - 1, 0, -1)
+
+    def step_of(self, stream: str, size: int) -> Tensor:
+        """Returns the int32 [size] that hold the steps of a stream. The memory of all streams is zeroed when
+        the first one asks: a stream does not wait for what another one writes. Raises RuntimeError for more
+        than MOST_STREAMS streams."""
+        if not self._streams:
+            self._steps = torch.zeros(MOST_STREAMS, size, dtype=torch.int32, device=self.device)
+        place = self._streams.setdefault(stream, len(self._streams))
+        if place >= MOST_STREAMS:
+            raise RuntimeError(f"more than {MOST_STREAMS:,} streams serve on a card")
+        return self._steps[place]
+
+    def of(self, request: Request, last: int, here: Iterable[int], ahead: int, writes: "Writes") -> Held:
+        """Returns a request with blocks for `last` tokens, and up to `ahead` more. `here`: the requests that
+        keep their blocks; `writes`: gets what is to be written on the card."""
+        held = self.held.get(request.id)
+        if held is None:
+            if not self.free_places:
+                self.take_back(here)
+            held = self.held[request.id] = Held(request, self.free_places.pop(), request.prompt_tokens)
+            ids = prompt_ids(request, self.vocab, self.seed)
+            writes.prompts.append((held.place, ids))
+        needed = ceil(last / PAGE) - len(held.blocks)
+        if needed > 0:
+            if needed + ahead > len(self.free_blocks):
+                self.take_back(here)
+            count = max(needed, min(needed + ahead, len(self.free_blocks) // 2))
+            count = min(count, self.tables.shape[1] - len(held.blocks))
+            if count > len(self.free_blocks):
+                raise RuntimeError(f"no block is left for request {request.id} with {last:,} tokens")
+            new = [self.free_blocks.pop() for _ in range(count)]
+            first = held.place * self.tables.shape[1] + len(held.blocks)
+            writes.entries += range(first, first + count)
+            writes.blocks += new
+            held.blocks += new
+            held.sent_back = request.preemptions
+        return held
+
+    def take_back(self, here: Iterable[int]) -> None:
+        """Takes the blocks of requests that have ended, and of those that were sent back."""
+        for id_, held in list(self.held.items()):
+            if id_ in here:
+                continue
+            ended = not isnan(held.request.finish_s)
+            if ended or held.request.preemptions > held.sent_back:
+                self.free_blocks += held.blocks
+                held.blocks = []
+            if ended:
+                self.free_places.append(held.place)
+                del self.held[id_]
+
+    def answer(self, request: Request) -> list[int]:
+        """Returns the ids that a request was given, as long as others have not taken its place."""
+        first = request.prompt_tokens
+        found: list[int] = self.known[
+            self.held[request.id].place, first : first + request.output_tokens
+        ].tolist()
+        return found
+
+
+@dataclass(slots=True, eq=False)
+class Writes:
+    """What a launch writes on the card before it begins: prompts (place, ids), entries of the tables, and the
+    step."""
+
+    prompts: list[tuple[int, Tensor]] = field(default_factory=list)
+    entries: list[int] = field(default_factory=list)
+    blocks: list[int] = field(default_factory=list)
+    step: NDArray[np.int32] | None = None
+
+
+class CardServedState(CardState):
+    """The step of one stream; see the head of this file. `most`: sequences of a step at most.
+
+    Raises ValueError for a model whose results are combined in a way that a card does not run."""
+
+    def __init__(
+        self, model: ServedDecoder, weights: Weights, cache: Cache, most: int, stream: str = MAIN
+    ) -> None:
+        if model.whole or model.ranks > 1:
+            raise ValueError("one rank serves on a card, with every op of an iteration")
+        self.model, self.config, self.weights, self.cache = model, model.config, weights, cache
+        self.stream, self.layer, self.streams = stream, 0, dict[str, CardServedState]()
+        self.most = max(rounded(most, SEQUENCES), rounded(most, WITH_PROMPTS))
+        self.step = cache.step_of(stream, 4 * self.most + 1)
+        self.buffers: dict[str, Tensor] = {}
+        self._bound: Mapping[str, int] = {}
+        self._count, self._returned = 0, list[int]()
+        self._moves: tuple[list[int], list[int]] = [], []
+        self._rows: StepRows | None = None
+        self._methods: Mapping[str, Callable[[Op], None]] = {
+            "embedding": self._embed,
+            "norm": self._norm,
+            "matmul": self._multiply,
+            "rotary": self._turn,
+            "kv_append": self._pass,
+            "prefill_attention": self._attend_ragged,
+            "paged_attention": self._attend_decoding,
+            "activation": self._activate,
+            "residual": self._add,
+            "sample": self._choose,
+            "kv_copy": self._move,
+        }
+
+    def on(self, stream: str) -> "CardServedState":
+        """Returns the step of a stream."""
+        if stream == self.stream:
+            return self
+        if stream not in self.streams:
+            self.streams[stream] = CardServedState(self.model, self.weights, self.cache, self.most, stream)
+        return self.streams[stream]
+
+    def reset(self) -> None:
+        """Forgets all requests."""
+        self.cache.reset()
+        self.layer = 0
+
+    # -- whose tokens a step computes ----------------------------------------------------------------------
+
+    def begin(
+        self, batch: Batch | None, sizes: Mapping[str, int], replay: int
+    ) -> Callable[[], object] | None:
+        """Gives out blocks for the next replay; returns the call that writes its step, if the card does not
+        have it already: a replay goes on where the one before it ended."""
+        batch, ran = (anonymous(sizes), 0) if batch is None else (batch, replay)
+        writes, cache, most = Writes(), self.cache, batch.slot_tokens
+        cache.free_blocks += self._returned
+        self._returned.clear()
+        here = (
+            {r.id for r, *_ in batch.prompts}
+            | {r.id for r, _ in batch.decoding}
+            | {r.id for r in batch.moved}
+        )
+        ahead = 0 if batch.moved else min(AHEAD, len(cache.free_blocks) // (4 * max(1, len(here))))
+        places, lengths, ends, rows = list[int](), list[int](), list[int](), list[int]()
+        for request, tokens, first in batch.prompts:
+            held = cache.of(request, first + tokens, here, 0, writes)
+            ended = first + tokens == held.known and request.id >= 0
+            held.known += ended
+            places.append(held.place)
+            lengths.append(first + tokens)
+            ends.append(int(ended))
+            rows.append(tokens)
+        for request, cached in batch.decoding:
+            last = cached + 1 + ran if most is None else min(cached + 1 + ran, most)
+            held = cache.of(request, last, here, ahead, writes)
+            held.known = max(held.known, last + 1)
+            places.append(held.place)
+            lengths.append(last)
+            ends.append(1)
+            rows.append(1)
+        if batch.moved:
+            self._give_other_blocks(batch, here, writes)
+        fixed = most is not None and bool(lengths) and max(lengths) >= most
+        if replay == 0 or batch.prompts or fixed:
+            writes.step = self._step_of(places, lengths, ends, rows)
+        self._bound = self._bound_to(batch, len(places), sizes)
+        self._count = self._bound.get("rows", 0)
+        return partial(self._write, writes) if writes.step is not None or writes.entries else None
+
+    def _step_of(
+        self, places: list[int], lengths: list[int], ends: list[int], rows: list[int]
+    ) -> NDArray[np.int32]:
+        count, found = len(places), np.zeros(4 * self.most + 1, np.int32)
+        for i, each in enumerate((places, lengths, ends)):
+            found[i * self.most : i * self.most + count] = each
+        firsts = found[3 * self.most :]
+        firsts[1 : count + 1] = np.cumsum(rows)
+        firsts[count + 1 :] = firsts[count]
+        return found
+
+    def _bound_to(self, batch: Batch, sequences: int, sizes: Mapping[str, int]) -> Mapping[str, int]:
+        """Returns the sizes with which a step is captured; its totals of the cache stand for any."""
+        if batch.moved:
+            return sizes
+        if not batch.prompts:
+            # Slots between others that hold nothing are computed too.
+            count = rounded(max(sequences, sizes["tokens"]), SEQUENCES)
+            return dict.fromkeys(("tokens", "rows", "sequences", "kv_tokens"), count)
+        tokens, count = rounded(sizes["tokens"], TOKENS), rounded(sequences, WITH_PROMPTS)
+        totals = dict.fromkeys(
+            ("sequences", "kv_tokens", "prompt_tokens", "prompt_kv", "prompt_pairs"), tokens
+        )
+        return {**totals, "tokens": tokens, "rows": count}
+
+    def _write(self, writes: Writes) -> None:
+        cache = self.cache
+        for place, ids in writes.prompts:
+            cache.known[place, : len(ids)].copy_(_sent(ids, cache.device), non_blocking=True)
+        if writes.entries:
+            both = torch.tensor([writes.entries, writes.blocks], dtype=torch.int64)
+            entries, blocks = _sent(both, cache.device)
+            cache.tables.view(-1).index_copy_(0, entries, blocks.to(torch.int32))
+        if writes.step is not None:
+            self.step.copy_(_sent(torch.from_numpy(writes.step), cache.device), non_blocking=True)
+
+    def _give_other_blocks(self, batch: Batch, here: Iterable[int], writes: Writes) -> None:
+        """Gives requests that are moved as many other blocks as their slots have."""
+        tokens = batch.slot_tokens or 0
+        source, target = self._moves = [], []
+        for request in batch.moved:
+            held = self.cache.of(request, tokens, here, 0, writes)
+            source += held.blocks
+            old, held.blocks = held.blocks, []
+            self.cache.of(request, tokens, here, 0, writes)
+            target += held.blocks
+            # Not before the copy has read them.
+            self._returned += old
+
+    # -- the interface of the machine on a card --------------------------------------------------------------
+
+    def bound(self, graph: Graph, sizes: Mapping[str, int]) -> Mapping[str, int]:
+        """Returns the sizes with which the step that has begun is captured."""
+        return {name: self._bound[name] for name in sorted(graph.needs)}
+
+    def changes(self, graph: Graph) -> bool:
+        """Whether a graph is launched anew each time: moves, and prompts on streams of their own."""
+        prompts = "prefill_attention" in graph.kinds
+        many = self.stream != MAIN or self._bound.get("tokens", 0) > MOST_CAPTURED
+        return "kv_copy" in graph.kinds or (prompts and many)
+
+    def key(self) -> tuple[int, int]:
+        """Returns the current layer, and the sequences of the step."""
+        return self.layer, self._count
+
+    def restore(self, key: tuple[int, int]) -> None:
+        """Sets the current layer, and the sequences of the step."""
+        self.layer, self._count = key
+
+    def execute(self, op: Op) -> None:
+        """Runs an op. Raises ValueError for one that has no buffers on a card."""
+        method = self._methods.get(op.kind)
+        if method is None:
+            raise ValueError(f"--on cuda: {op.kind} {op.name} has no buffers on a card")
+        method(op)
+        self.skip(op)
+
+    def skip(self, op: Op) -> None:
+        """Goes to the layer after an op."""
+        self.layer = layer_after(op, self.layer)
+
+    # -- ops ------------------------------------------------------------------------------------------------
+
+    def _of_step(self, which: int, count: int) -> Tensor:
+        return self.step[which * self.most : which * self.most + count]
+
+    def _weight(self, name: str) -> Tensor:
+        return self.weights.of(name, self.layer)
+
+    def _pass(self, op: Op) -> None:
+        """Does nothing: the rotary embedding has written K and V."""
+
+    def _embed(self, op: Op) -> None:
+        tokens = op["tokens"]
+        rows = step_room(tokens, self._count, self.cache.known)
+        starts = self._of_step(3, self._count + 1)
+        self._places, self._lengths = self._of_step(0, self._count), self._of_step(1, self._count)
+        self._starts, self._ragged = starts, False
+        self._rows = step_rows(starts, self._lengths, self._places, self.cache.known, out=rows)
+        self._table = self.cache.tables.index_select(0, self._places)
+        act = torch_dtype(self.model.dtypes.activation)
+        self.buffers = {"x": self._weight(op.name).index_select(0, rows.ids).to(act)}
+
+    def _norm(self, op: Op) -> None:
+        x, gain = self.buffers["x"], self._weight(op.name)
+        assert self._rows is not None
+        if op.name == "qk_norm":
+            qkv, d = self.buffers["qkv"], self.config.head_dim
+            heads = qkv.view(len(qkv), -1, d)[:, : len(gain)]
+            gains = gain.expand(len(qkv), *gain.shape).reshape(-1, d).contiguous()
+            heads.copy_(norm(heads.reshape(-1, d), gains).view(heads.shape))
+            return
+        if op.name == "head_norm":
+            x = x.index_select(0, self._rows.last_rows)
+        self.buffers["normed"] = norm(x, gain)
+
+    def _multiply(self, op: Op) -> None:
+        y = product(self.buffers[READS.get(op.name, "normed")], self._weight(op.name))
+        y = y.to(torch_dtype(self.model.dtypes.activation))
+        if op.name == "down" and self.config.parallel_residual:
+            y += self.buffers["y"]
+        if op.name == "lm_head" and y.shape[1] > self.config.vocab:
+            # Columns beyond the vocabulary are never chosen.
+            y[:, self.config.vocab :].fill_(-torch.inf)
+        self.buffers[WRITES.get(op.name, op.name)] = y
+
+    def _turn(self, op: Op) -> None:
+        assert self._rows is not None
+        k, v = self.cache.kv[self.layer]
+        self._q = rotary_append(
+            self.buffers["qkv"], *self.cache.angles, self._rows.lengths, k, v,
+            q_heads=op["q_heads"], block_table=self._table, sequences=self._rows.sequences,
+        )  # fmt: skip
+
+    def _attend_ragged(self, op: Op) -> None:
+        """Attends with all rows of a step, also those of decoding sequences."""
+        del op
+        k, v = self.cache.kv[self.layer]
+        q = self._q.to(k.dtype)
+        self._set_heads(ragged_attention(q, k, v, self._starts, self._lengths, self._table))
+        self._ragged = True
+
+    def _attend_decoding(self, op: Op) -> None:
+        del op
+        if not self._ragged:
+            k, v = self.cache.kv[self.layer]
+            q = self._q.to(k.dtype)
+            self._set_heads(decode_attention(q, k, v, self._lengths, block_table=self._table))
+
+    def _set_heads(self, out: Tensor) -> None:
+        self.buffers["heads"] = out.flatten(1).to(torch_dtype(self.model.dtypes.activation))
+
+    def _activate(self, op: Op) -> None:
+        del op
+        self.buffers["inner"] = activation(*mlp_inputs(self.buffers))
+
+    def _add(self, op: Op) -> None:
+        del op
+        residual(self.buffers["y"], self.buffers["x"])
+
+    def _choose(self, op: Op) -> None:
+        del op
+        count = self._count
+        ids = choose(self.buffers["logits"])
+        keep_chosen(
+            ids, self._starts, self._lengths, self._places, self._of_step(2, count), self.cache.known,
+            advance=not self._ragged,
+        )  # fmt: skip
+
+    def _move(self, op: Op) -> None:
+        """Copies the blocks of whole slots, of all layers."""
+        del op
+        source, target = (_sent(torch.tensor(each), self.cache.device) for each in self._moves)
+        kv = self.cache.kv
+        kv.index_copy_(2, target, kv.index_select(2, source))
+
+
+def _sent(x: Tensor, device: torch.device | str) -> Tensor:
+    """Returns a tensor on a device; the host goes on before it is there."""
+    if torch.device(device).type == "cpu":
+        return x
+    return x.pin_memory().to(device, non_blocking=True)
+
+
+def decoding_steps(most: int) -> list[int]:
+    """Returns the sequences with which decode steps of up to `most` sequences are captured."""
+    return [each for each in SEQUENCES if each <= rounded(most, SEQUENCES)]
+
+
+def prompt_steps(most: int, tokens: int) -> list[tuple[int, int]]:
+    """Returns the rows and sequences with which steps with prompts are captured: up to `most` sequences and
+    `tokens` rows."""
+    rows = [each for each in TOKENS if each <= rounded(min(tokens, MOST_CAPTURED), TOKENS)]
+    return [
+        (row, count)
+        for row in rows
+        for count in WITH_PROMPTS
+        if count <= rounded(min(most, row), WITH_PROMPTS)
+    ]
+
+
+def captured_ops(model: ServedDecoder, most: int, tokens: int) -> Iterator[Op]:
+    """Yields the ops of all captured steps."""
+    decode, prefill = (
+        dict.fromkeys(op.without_place for op in graph.ops) for graph in (model.decode, model.prefill)
+    )
+    for count in decoding_steps(most):
+        sizes = decode_sizes(count, count)
+        yield from (op.at(sizes) for op in decode)
+    for rows, count in prompt_steps(most, tokens):
+        sizes = step_sizes(0, 0, [(rows, 0)], count)
+        yield from (op.at(sizes) for op in prefill)
+
+
+def rehearsal(m: Machine, model: ServedDecoder, most: int, tokens: int, streams: Sequence[str]) -> Program:
+    """Launches every step that a run may need, so that all are captured: decoding up to `most` sequences, on
+    streams other than "main" one, and steps of up to `tokens` rows with prompts."""
+    for stream in streams:
+        for count in decoding_steps(most if stream == MAIN else 1):
+            sizes = decode_sizes(count, 2 * count)
+            yield m.wait(m.launch(model.decode, stream=stream, sizes=sizes, advance=growth(count)))
+    for rows, most_here in prompt_steps(most, tokens):
+        count = min(rows, most_here)
+        sizes = step_sizes(0, 0, [(each, 0) for each in evenly(rows, count)], count)
+        yield m.wait(m.launch(model.prefill, sizes=sizes))
+        if count > 1:
+            sizes = step_sizes(count - 1, 2 * count - 2, [(rows - count + 1, 0)], 1)
+            yield m.wait(m.launch(model.mixed, sizes=sizes, advance=growth(count - 1)))
