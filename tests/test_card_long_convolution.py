@@ -2,12 +2,14 @@
 there; its steps are captured once for all positions."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
 from simcore.kernels.decoder.split_kv import ONE_BY_ONE
+from simcore.kernels.long_convolution import placed_tiles, token_step
 from simcore.kernels.long_convolution.placed import KERNELS
 from simcore.machine.machine import Machine, Program
 from simcore.models.long_convolution import LongConvolution
@@ -19,6 +21,7 @@ from simcore.validate.machines.buffers import cuda_long_convolution as card_long
 from simcore.validate.machines.buffers.cuda_long_convolution import CardLongConvolutionState
 from simcore.validate.machines.buffers.long_convolution import long_convolution_state
 from simcore.validate.machines.cpu.machine import TorchRun
+from simcore.validate.machines.cuda import machine
 from simcore.validate.machines.cuda.cuda_api import TorchCudaApi
 from simcore.validate.machines.cuda.machine import Card
 from tests.fake_card import FakeCudaApi
@@ -66,8 +69,10 @@ def model_of(name: str, block: Any, batch: int, prompt: int, dtype: str) -> Long
     )
 
 
-def same_as_on_the_cpu(name: str, block: str, batch: int, prompt: int, device: str, dtype: str) -> None:
-    model = model_of(name, block, batch, prompt, dtype)
+def same_as_on_the_cpu(
+    name: str, block: str, batch: int, prompt: int, device: str, dtype: str, one_launch: bool = False
+) -> None:
+    model = replace(model_of(name, block, batch, prompt, dtype), one_launch=one_launch)
     state, captured, _ = twice(model, name, device)
     assert captured[0] > 0
     assert captured[1] == 0
@@ -94,6 +99,22 @@ def test_all_tilings_give_what_they_give_on_the_cpu(name: str, block: str, batch
     same_as_on_the_cpu(name, block, batch, prompt, "cpu", "fp64")
 
 
+@pytest.mark.parametrize("name", ["lazy", "eager", "fractal", "fractal, layer by layer"])
+@pytest.mark.parametrize(("block", "batch", "prompt"), [("gate", 2, 0), ("mlp", 1, 6)])
+def test_steps_in_one_launch_give_the_same(name: str, block: str, batch: int, prompt: int) -> None:
+    same_as_on_the_cpu(name, block, batch, prompt, "cpu", "fp64", one_launch=True)
+
+
+@pytest.mark.skipif(HAS_GPU or not ONE_BY_ONE, reason="for Triton's interpreter")
+@pytest.mark.parametrize("name", ["lazy", "fractal"])
+def test_steps_in_one_launch_give_the_same_by_their_kernel(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (placed_tiles, token_step):
+        monkeypatch.setattr(module, "has_kernel", lambda x: x.dtype != torch.float64)
+    same_as_on_the_cpu(name, "mlp", 2, 0, "cpu", "fp32", one_launch=True)
+
+
 @pytest.mark.skipif(HAS_GPU or not ONE_BY_ONE, reason="for Triton's interpreter")
 @pytest.mark.parametrize("name", ["lazy, layer by layer", "fractal"])
 @pytest.mark.parametrize(
@@ -104,6 +125,7 @@ def test_the_same_by_its_kernels(
     name: str, block: str, batch: int, prompt: int, dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(card_long_convolution, "placed_for", lambda x: KERNELS)
+    monkeypatch.setattr(placed_tiles, "has_kernel", lambda x: True)
     same_as_on_the_cpu(name, block, batch, prompt, "cpu", dtype)
 
 
@@ -112,21 +134,61 @@ def test_the_same_by_its_kernels(
 @pytest.mark.parametrize("name", SCHEDULES)
 @pytest.mark.parametrize(("block", "batch", "prompt"), [("mlp", 1, 0), ("gate", 2, 0), ("mlp", 1, 6)])
 @pytest.mark.parametrize("dtype", ["fp32", "fp64", "fp16", "bf16"])
-def test_the_same_on_a_real_card(name: str, block: str, batch: int, prompt: int, dtype: str) -> None:
-    same_as_on_the_cpu(name, block, batch, prompt, "cuda", dtype)
+@pytest.mark.parametrize("one_launch", [False, True])
+def test_the_same_on_a_real_card(
+    name: str, block: str, batch: int, prompt: int, dtype: str, one_launch: bool
+) -> None:
+    same_as_on_the_cpu(name, block, batch, prompt, "cuda", dtype, one_launch)
 
 
-@pytest.mark.parametrize(("tokens", "name", "others"), [(9, "lazy", 8), (17, "lazy", 16), (9, "fractal", 8)])
-def test_a_step_is_captured_once_for_all_positions(tokens: int, name: str, others: int) -> None:
+@pytest.mark.parametrize(
+    ("tokens", "name", "others"),
+    [
+        # Rows and columns, for each power of two.
+        (9, "lazy", 4),
+        (17, "lazy", 5),
+        (17, "lazy, layer by layer", 5),
+        (17, "eager", 5),
+        # Tiles, for each side; those that the end cuts have a graph each.
+        (16, "fractal", 4),
+        (13, "fractal", 5),
+        (16, "fractal, layer by layer", 4),
+    ],
+)
+def test_a_graph_is_captured_once_for_all_positions(tokens: int, name: str, others: int) -> None:
     model = LongConvolution(layers=2, channels=3, tokens=tokens, dtype="fp64")
     state, captured, _ = twice(model, name, "cpu")
-    # Rows and tiles, one for each position but the first, or the last.
     assert captured == [1 + others, 0]
-    assert state.device_sizes(model.step()) == {"position"}
-    assert not state.captured_sizes(model.step())
+    for graph in (model.step(), model.tile(2, 2), model.tile_step(2, 2)):
+        assert state.device_sizes(graph) == {"position"}
+        assert not state.captured_sizes(graph)
+    assert state.captured_sizes(model.rows()) == {"inputs"}
 
 
-def test_what_has_rows_in_it_is_captured_for_each_position() -> None:
-    model = LongConvolution(layers=2, channels=3, tokens=9, dtype="fp64")
-    _, captured, _ = twice(model, "lazy, layer by layer", "cpu")
-    assert captured == [9, 0]
+@pytest.mark.parametrize("name", ["lazy", "fractal"])
+def test_a_rehearsal_captures_what_a_run_replays(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "REHEARSED", 3)
+    model = replace(model_of(name, "mlp", 1, 0, "fp64"), one_launch=True)
+    schedule, options = SCHEDULES[name]
+    state = CardLongConvolutionState(model, 0, "cpu")
+    api, ran = FakeCudaApi(1), list[int]()
+    card = Card([state], api)
+    executed = CardLongConvolutionState.execute
+    monkeypatch.setattr(
+        CardLongConvolutionState, "execute", lambda self, op: (ran.append(1), executed(self, op))
+    )
+    counts, captured = list[int](), list[int]()
+    for rehearsal in (True, True, False):
+        state.reset()
+        run = card.start(rehearsal=rehearsal)
+        run.run(lambda m: schedule(m, model, [], **options))
+        counts.append(len(ran))
+        captured.append(run.fresh)
+    # Of 41 launches: three of each graph at most, then none of those.
+    assert counts[0] < 21
+    assert counts[1] - counts[0] < counts[0]
+    assert counts[2] - counts[1] == 41
+    assert captured[1:] == [0, 0]
+    truth = long_convolution_state(model, seed=0)
+    TorchRun([truth]).run(lambda m: schedule(m, model, [], **options))
+    torch.testing.assert_close(state.outputs, torch.stack(truth.outputs))

@@ -497,14 +497,14 @@ def test_a_run_that_captures_is_not_timed() -> None:
     class Restless:
         """Captures something whenever it runs."""
 
-        trace, fed_s, fresh = Trace(), list[float](), 1
+        trace, fed_s, fresh, passed_over = Trace(), list[float](), 1, 0
 
         def run(self, program: Any) -> Trace:
             del program
             return self.trace
 
     case: Any = SimpleNamespace(warm=False, run_s=math.inf, reset=lambda: None)
-    begin: Any = Restless
+    begin: Any = lambda rehearsal: Restless()  # noqa: E731
     with pytest.raises(InputError, match="restless: 1 graphs were captured in the run that counts"):
         CountedRun(case, begin, "restless", untold).run(lambda m: iter(()))
 
@@ -527,7 +527,7 @@ def test_runs_are_thrown_away_until_they_have_worked_long_enough(
     clock, left, made = [0.0], [*captures], list[float]()
 
     class Timed:
-        trace, fed_s = Trace(), list[float]()
+        trace, fed_s, passed_over = Trace(), list[float](), 0
 
         def __init__(self) -> None:
             self.fresh = 0
@@ -556,7 +556,7 @@ def test_runs_are_thrown_away_until_they_have_worked_long_enough(
     even = Even(lambda: 1.0)
     monkeypatch.setattr(card_real, "pace", lambda: even)
     case: Any = SimpleNamespace(warm=False, run_s=math.inf, reset=lambda: None)
-    begin: Any = Timed
+    begin: Any = lambda rehearsal: Timed()  # noqa: E731
     counted = [CountedRun(case, begin, "timed", untold) for _ in range(2)]
     if len(captures) > card_real.MOST_WARM_UPS:
         with pytest.raises(InputError, match="graphs were captured in the run that counts"):
@@ -577,7 +577,7 @@ def test_a_run_that_is_over_holds_its_case_no_more() -> None:
     class Quick:
         """Captures nothing."""
 
-        trace, fed_s, fresh = Trace(), list[float](), 0
+        trace, fed_s, fresh, passed_over = Trace(), list[float](), 0, 0
 
         def run(self, program: Any) -> Trace:
             del program
@@ -592,7 +592,7 @@ def test_a_run_that_is_over_holds_its_case_no_more() -> None:
             """Nothing to do."""
 
     case: Any = Held()
-    begin: Any = Quick
+    begin: Any = lambda rehearsal: Quick()  # noqa: E731
     counted = CountedRun(case, begin, "quick", untold)
     assert counted.run(lambda m: iter(())) is counted.trace
     left = weakref.ref(case)
@@ -790,3 +790,28 @@ def test_rounds_take_as_long_on_the_simulated_machine(nodes: int) -> None:
     if max(ratios) > 1.4 * min(ratios):
         pytest.skip(f"from turn to turn, predicted over measured is {min(ratios):.2f} to {max(ratios):.2f}")
     assert median(ratios) == pytest.approx(1.0, rel=0.2)
+
+
+def test_a_long_run_is_rehearsed_once() -> None:
+    made: list[bool] = []
+
+    class Long:
+        """Captures in its rehearsal, which passes over launches."""
+
+        trace, fed_s = Trace(), list[float]()
+
+        def __init__(self, rehearsal: bool) -> None:
+            made.append(rehearsal)
+            self.fresh = self.passed_over = 7 * rehearsal
+
+        def run(self, program: Any) -> Trace:
+            del program
+            return self.trace
+
+    case: Any = SimpleNamespace(warm=False, run_s=math.inf, reset=lambda: None)
+    begin: Any = Long
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(card_real, "SHORT_S", 0.0)
+        CountedRun(case, begin, "long", untold).run(lambda m: iter(()))
+    assert made == [True, False]
+    assert case.warm

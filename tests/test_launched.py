@@ -25,6 +25,7 @@ TILES: dict[str, Any] = {
     "dtype": "fp32",
     "strategies": [{"kind": "lazy"}, {"kind": "eager"}, {"kind": "fractal", "tiles": ["conv", "flash_fft"]}],
 }
+AT_ONCE = {**TILES, "model": {**TILES["model"], "step": "one_launch", "block": "gate"}}
 SHAPES = {**LINEAR, "profile": "none", "decay": [False, True], "length": [32, 33]}
 
 
@@ -32,7 +33,9 @@ def quiet(doing: str, done: int, total: int) -> None:
     del doing, done, total
 
 
-@pytest.mark.parametrize("document", [TILES, LAYER, SHAPES], ids=lambda each: each["study"])
+@pytest.mark.parametrize(
+    "document", [TILES, AT_ONCE, LAYER, SHAPES], ids=["tiling", "tiling in one launch", "decode", "operators"]
+)
 def test_the_ops_of_a_scenario_are_those_that_a_real_machine_runs(document: dict[str, Any]) -> None:
     scenario, real = parse_scenario(document, "x"), Real()
     assemble(scenario, "x", Place("cpu", real.start)).study.run(quiet)

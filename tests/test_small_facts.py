@@ -247,7 +247,7 @@ def test_every_way_of_tiling_has_the_model_that_it_asks_for() -> None:
     ]
     scenario = parse_scenario(document(strategies=ways), "tiny")
     assert isinstance(scenario, TilingScenario)
-    models = [model_of(case, ()) for case in cases(scenario)]
+    models = [model_of(case, (), one_second) for case in cases(scenario)]
     assert [model.mixer for model in models] == [
         "convolution",
         "convolution",

@@ -136,6 +136,33 @@ def test_every_contribution_is_made_once_in_order_and_from_what_is_there(length:
         assert faults(traced(schedule, model), model) == []
 
 
+@pytest.mark.parametrize("schedule", [lazily(), eagerly(), fractally(), fractally(half_storage=True)])
+def test_a_step_in_one_launch_makes_the_cells_of_all_layers(schedule: Schedule) -> None:
+    model = LongConvolution(LAYERS, 4, 16, one_launch=True)
+    seen: dict[tuple[int, int], list[int]] = {}
+    for span in traced(schedule, model).spans:
+        for priced, _, _ in span.op_times():
+            for layer, i, j in contributions(priced.op, model.tokens):
+                seen.setdefault((layer, j), []).append(i)
+    for layer, j in product(range(1, LAYERS + 1), range(model.tokens)):
+        assert sorted(seen[layer, j]) == list(range(j + 1))
+    assert model.step().kernels == 1
+    # What comes between layers keeps their kernels apart.
+    assert (
+        "token_step" not in model.row_step().kinds | model.column_step().kinds | model.tile_step(2, 2).kinds
+    )
+
+
+def test_the_work_of_a_step_in_one_launch_is_that_of_its_layers() -> None:
+    for block in ("mlp", "gate"):
+        model = LongConvolution(36, 768, 16, batch=2, block=block, dtype="fp32")  # type: ignore[arg-type]
+        one, each = model.token_step.work, [op.work for op in model.layers_of_step]
+        assert one.flops == pytest.approx(sum(work.flops for work in each), rel=1e-3)
+        # Weights count most; what layers hand on does not leave the chip.
+        assert 0.99 < one.hbm_bytes / model.weight_bytes < 1.01
+        assert one.hbm_bytes < sum(work.hbm_bytes for work in each)
+
+
 @pytest.mark.parametrize("length", LENGTHS)
 def test_the_general_algorithms_cover_everything_too(length: int) -> None:
     for mixer in ("convolution", "linear_attention"):

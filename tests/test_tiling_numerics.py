@@ -31,7 +31,11 @@ from simcore.schedules.generic_tiling import generic_tiling
 from simcore.schedules.lazy import lazy
 from simcore.schedules.relaxed_tiling import relaxed_tiling
 from simcore.sim.simulation import Simulation
-from simcore.validate.machines.buffers.long_convolution import LongConvolutionState, long_convolution_state
+from simcore.validate.machines.buffers.long_convolution import (
+    LongConvolutionState,
+    long_convolution_state,
+    parameters,
+)
 from simcore.validate.machines.cpu.machine import TorchRun
 from tests.programs import by_name
 from tests.thorough import first, thorough
@@ -175,6 +179,8 @@ def test_tilings_give_the_direct_sum(name: str) -> None:
     draw = Random(name)
     for model in models(draw, "convolution"):
         check(replace(model, tiles=HYBRID), schedule, options, half, draw.randrange(1000))
+        at_once = replace(model, tiles=HYBRID, one_launch=True)
+        check(at_once, schedule, options, half, draw.randrange(1000))
 
 
 @pytest.mark.parametrize("half", [False, True])
@@ -418,6 +424,16 @@ def test_a_tiling_meets_nobody() -> None:
 
 
 @thorough
+def test_parameters_are_the_same_wherever_they_are_drawn() -> None:
+    model = LongConvolution(layers=3, channels=5, tokens=9)
+    with torch.inference_mode():
+        inside = parameters(model, 4, torch.float32)
+    outside, other = parameters(model, 4, torch.float32), parameters(model, 5, torch.float32)
+    assert torch.equal(inside.filters, outside.filters)
+    assert not torch.equal(outside.filters, other.filters)
+    assert not torch.equal(outside.filters[0], outside.filters[1])
+
+
 def test_models_stay_bounded_and_do_not_vanish() -> None:
     """What a model feeds back does not grow; otherwise rounding would be all that these tests see."""
     for mixer, schedule in (
@@ -663,6 +679,6 @@ def test_a_filter_for_each_sequence_is_no_depthwise_convolution() -> None:
 
 def test_every_kind_of_op_has_a_kernel() -> None:
     """But renaming buffers, which nothing is computed for."""
-    kinds = {*conv.MIXER_KINDS, "gate", "next_input", "matmul", "activation"} - {"slot_shift"}
+    kinds = {*conv.MIXER_KINDS, "gate", "next_input", "matmul", "activation", "token_step"} - {"slot_shift"}
     assert kinds <= TABLE.keys()
     assert LONG_CONVOLUTION.keys() <= TABLE.keys()

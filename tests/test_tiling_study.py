@@ -19,14 +19,14 @@ from simcore.input.files import InputError
 from simcore.machine.machine import LawError
 from simcore.machine.trace import Cause, PricedOp, Span, Trace
 from simcore.models.long_convolution import LongConvolution
-from simcore.ops.op import Price
+from simcore.ops.op import Op, Price
 from simcore.scenario import load_scenario, parse_scenario, resolved
 from simcore.sim.tape import record
 from simcore.studies.columns import COLUMNS
 from simcore.studies.common import Outcome, Row, flat
 from simcore.studies.tiling import cases, study
 from simcore.studies.tiling import runner as bench
-from simcore.studies.tiling.cases import lanes, memory_of, refusal
+from simcore.studies.tiling.cases import lanes, memory_of, refusal, steps_in_one_launch
 from simcore.studies.tiling.implementations import cheapest, ranges
 from simcore.studies.tiling.launches import Burst, _ramps
 from simcore.studies.tiling.memory import memory
@@ -147,6 +147,49 @@ def test_captured_graphs_cost_less_than_launches_one_by_one(whole: Outcome) -> N
     busy_s = sum(of(graph, "fractal, hybrid", 64)[name].value for name in ("mixer_s", "block_s"))
     # The host launches a step once it has seen the last one end, while the device works off a tile.
     assert 0.0 < total_s - busy_s < 64 * launch_s
+
+
+def stepping(step: str, **fields: Any) -> dict[str, Any]:
+    kinds = [
+        {"kind": "lazy"},
+        {"kind": "fractal"},
+        {"kind": "fractal", "parallel": False},
+        {"kind": "relaxed"},
+    ]
+    model = {"kind": "long_convolution", "layers": 2, "channels": 64, "step": step}
+    return {"launching": "graph", "tokens": [64], "model": model, "strategies": kinds, **fields}
+
+
+def test_a_step_in_one_launch_is_that_of_all_strategies_but_those_that_go_layer_by_layer() -> None:
+    found = outcome(**stepping("one_launch"))
+    for label in ("lazy", "fractal, hybrid"):
+        rows = of(found, label, 64)
+        assert rows["token_step"].source.startswith("block")
+        assert not {"matmul", "conv_cell", "next_input"} & rows.keys()
+    assert "token_step" not in of(found, "relaxed", 64)
+    # After its last position nothing comes between layers.
+    counts = of(found, "fractal, hybrid, layer by layer", 64)
+    assert 0 < counts["token_step"].value < counts["matmul"].value / 32
+    assert "a step is one kernel, which stays for all layers: lazy; fractal, hybrid" in found.notes
+
+
+def test_only_measured_prices_choose_how_a_model_steps() -> None:
+    assert "token_step" not in of(outcome(**stepping("auto", strategies=[{"kind": "lazy"}])), "lazy", 64)
+    model = LongConvolution(2, 64, 64)
+
+    def priced(one_s: float, source: str) -> Any:
+        def price(op: Op) -> Price:
+            seconds = one_s if op.kind == "token_step" else 1.0
+            return Price(seconds, seconds, seconds, source, "")  # type: ignore[arg-type]
+
+        return price
+
+    # Nine kernels: of two layers a cell, two products and gelu, and the next input.
+    assert steps_in_one_launch("auto", model, priced(8.0, "measured"))
+    assert not steps_in_one_launch("auto", model, priced(9.0, "measured"))
+    assert not steps_in_one_launch("auto", model, priced(8.0, "roofline"))
+    assert steps_in_one_launch("one_launch", model, priced(99.0, "roofline"))
+    assert not steps_in_one_launch("layers", model, priced(1.0, "measured"))
 
 
 def test_a_kernel_that_is_launched_by_itself_costs_what_its_launch_takes(whole: Outcome) -> None:

@@ -29,6 +29,7 @@ from simcore.kernels.long_convolution.spectral import (
     TILE_FFT,
     TILE_FLASH_FFT,
 )
+from simcore.kernels.long_convolution.token_step import TOKEN_STEP
 
 LONG_CONVOLUTION: Mapping[str, Kernel] = {
     "conv_cell": CONV_CELL,
@@ -36,6 +37,7 @@ LONG_CONVOLUTION: Mapping[str, Kernel] = {
     "conv_column": CONV_COLUMN,
     "gate": GATE,
     "next_input": NEXT_INPUT,
+    "token_step": TOKEN_STEP,
     "tile_conv": TILE_CONV,
     "tile_flash_conv": TILE_FLASH_CONV,
     "tile_fft": TILE_FFT,

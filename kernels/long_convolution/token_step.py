@@ -45,7 +45,10 @@ from torch.nn import functional
 from simcore.kernels.decoder.checks import check_space, check_written, kind
 from simcore.kernels.decoder.split_kv import ONE_BY_ONE
 from simcore.kernels.gpu import PROCESSORS, gpu_of, launching
-from simcore.kernels.long_convolution.tensors import FORMATS, wide
+from simcore.kernels.kernel import Kernel, has_kernel
+from simcore.kernels.long_convolution.tensors import FORMATS, normal, wide
+from simcore.kernels.streams import shared
+from simcore.ops.op import Op
 
 # The numbers of a row that the threads of a warp hold at once, 16 bytes each.
 LINE_BYTES = 512
@@ -220,8 +223,8 @@ def _check(
 
 
 # The compiler must not know the number of layers: in a loop over a single one it would drop the last
-# exchange.
-@triton.jit(do_not_specialize=["layers"])
+# exchange. Nor the room, so that models of all lengths share a kernel.
+@triton.jit(do_not_specialize=["layers", "room"])
 def _mlp_kernel(
     a_ptr, taps_ptr, up_ptr, down_ptr, noise_ptr, position_ptr, words_ptr, turns_ptr, layers, batch, room,
     stride_level, stride_sequence, stride_position, stride_tap_layer, stride_tap_sequence,
@@ -285,7 +288,7 @@ def _mlp_kernel(
         tl.store(turns_ptr + group, turn & 3)
 
 
-@triton.jit(do_not_specialize=["layers"])
+@triton.jit(do_not_specialize=["layers", "room"])
 def _gate_kernel(
     a_ptr, taps_ptr, projection_ptr, noise_ptr, position_ptr, words_ptr, turns_ptr, layers, batch, room,
     stride_level, stride_sequence, stride_position, stride_tap_layer, stride_tap_sequence,
@@ -435,3 +438,47 @@ def reference_token_step(
         a[layer + 1, :, position] = y
     if noise is not None and position + 1 < a.shape[2]:
         a[0, :, position + 1] = y + wide(noise[position])
+
+
+# -- the op ----------------------------------------------------------------------------------------------
+
+
+def run_step(op: Op, a: Tensor, taps: Tensor, position: Tensor, noise: Tensor, *matrices: Tensor) -> None:
+    """Runs an op `token_step` on the tensors of `token_step`, in place. Launches of a stream share their
+    workspace."""
+    if not has_kernel(a):
+        plain_step(op, a, taps, position, noise, *matrices)
+        return
+    config = config_for(a)
+    key = "token step", a.device, config, a.shape[1], a.shape[3], len(matrices)
+    space = shared(key, lambda: workspace(a, matrices, config))
+    token_step(a, taps, matrices, position, noise=noise, space=space, config=config)
+
+
+def plain_step(op: Op, a: Tensor, taps: Tensor, position: Tensor, noise: Tensor, *matrices: Tensor) -> None:
+    """`run_step` in plain torch, any float dtype; the host does not wait for the position."""
+    del op
+    t = position.long()
+    levels = a.index_select(2, t)
+    reference_token_step(levels, taps, matrices, 0)
+    a.index_copy_(2, t, levels)
+    after = (t + 1).clamp(max=a.shape[2] - 1)
+    new = (wide(levels[-1]) + wide(noise.index_select(0, t)[0])[:, None]).to(a.dtype)
+    a[0].index_copy_(1, after, torch.where(after > t, new, a[0].index_select(1, after)))
+
+
+def _inputs(op: Op, generator: torch.Generator, device: torch.device) -> tuple[Tensor, ...]:
+    """Returns the operands of the first of two positions."""
+    layers, batch, d = op["layers"], op["batch"], op["channels"]
+
+    def drawn(*size: int, scale: float) -> Tensor:
+        return normal(op, generator, device, *size, scale=scale)
+
+    shapes = [(d, d)] if op["gated"] else [(2 * d, d), (d, 2 * d)]
+    matrices = [drawn(layers, *size, scale=size[1] ** -0.5) for size in shapes]
+    a, taps = drawn(layers + 1, batch, 2, d, scale=0.5), drawn(layers, 1, 1, d, scale=0.5)
+    position = torch.zeros(1, dtype=torch.int32, device=device)
+    return a, taps, position, drawn(2, batch, d, scale=0.5), *matrices
+
+
+TOKEN_STEP = Kernel(run_step, plain_step, _inputs)

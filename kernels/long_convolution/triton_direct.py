@@ -20,6 +20,13 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from simcore.kernels.decoder.checks import check_powers, kind
 from simcore.kernels.decoder.split_kv import launched
 from simcore.kernels.gpu import PROCESSORS, gpu_of, launching
+from simcore.kernels.long_convolution.moved import (
+    Moved,
+    check_moved,
+    is_elsewhere,
+    moved_arguments,
+    rows_further,
+)
 from simcore.kernels.long_convolution.register_fft import longer
 from simcore.kernels.long_convolution.tensors import put_back, wide
 from simcore.kernels.long_convolution.triton_rows import (
@@ -107,11 +114,14 @@ def direct_config_for(z: Tensor) -> DirectConfig:
 
 
 @launching
-def direct_tile(y: Tensor, taps: Tensor, z: Tensor, *, config: DirectConfig | None = None) -> Tensor:
+def direct_tile(
+    y: Tensor, taps: Tensor, z: Tensor, *, moved: Moved | None = None, config: DirectConfig | None = None
+) -> Tensor:
     """Adds the terms of y [layers, batch, side, channels] to z [layers, batch, outputs, channels] in place
-    and returns z. At most as many outputs as inputs; taps [layers, 1 or batch, side + outputs - 1, channels],
-    from lag 1 on. Raises ValueError for tensors that do not fit."""
+    and returns z; with `moved`, so many rows further. At most as many outputs as inputs; taps [layers, 1 or
+    batch, side + outputs - 1, channels], from lag 1 on. Raises ValueError for tensors that do not fit."""
     check_tile(y, taps, z)
+    check_moved(moved)
     if 0 in z.shape:
         return z
     config = config or direct_config_for(z)
@@ -128,13 +138,13 @@ def direct_tile(y: Tensor, taps: Tensor, z: Tensor, *, config: DirectConfig | No
         )
     whole = outputs % across == 0 and side % config.sums == 0
     _direct_tile_kernel[grid](
-        y, taps, z, outputs, batch, channels,
+        y, taps, z, *moved_arguments(moved), outputs, batch, channels,
         *y.stride()[:2], *filter_strides(taps)[:2], *z.stride()[:2],
         # Known to the compiler, a row costs no arithmetic before its load.
         Y_ROW=y.stride(2), TAPS_ROW=taps.stride(2), Z_ROW=z.stride(2),
         SIDE=side, SUMS=config.sums, BLOCKS=config.blocks, SEQUENCES=config.sequences, WIDTH=config.channels,
         WHOLE=whole and batch % config.sequences == 0 and channels % config.channels == 0,
-        **launched(config.warps, config.chained),
+        MOVED=moved is not None, **launched(config.warps, config.chained),
     )  # fmt: skip
     return z
 
@@ -147,19 +157,25 @@ def check_tile(y: Tensor, taps: Tensor, z: Tensor) -> None:
         raise ValueError(f"z has {outputs} outputs; a tile of side {side} has 1 to {side}")
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["origin", "last"])
 def _direct_tile_kernel(
-    y_ptr, taps_ptr, z_ptr, outputs, batch, channels,
+    y_ptr, taps_ptr, z_ptr, position_ptr, origin, last, outputs, batch, channels,
     y_layer, y_sequence, taps_layer, taps_sequence, z_layer, z_sequence,
     Y_ROW: tl.constexpr, TAPS_ROW: tl.constexpr, Z_ROW: tl.constexpr,
     SIDE: tl.constexpr, SUMS: tl.constexpr, BLOCKS: tl.constexpr, SEQUENCES: tl.constexpr,
-    WIDTH: tl.constexpr, WHOLE: tl.constexpr, CHAINED: tl.constexpr,
+    WIDTH: tl.constexpr, WHOLE: tl.constexpr, MOVED: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
     """Grid (blocks of channels, blocks of outputs * blocks of sequences, layers). Every number is a tensor
     [BLOCKS * SEQUENCES, WIDTH], one element a thread; those that a thread has several of are tuples."""
     if CHAINED:
         gdc_wait()
         gdc_launch_dependents()
+    if MOVED:
+        if is_elsewhere(position_ptr, origin, last):
+            return
+        further = rows_further(position_ptr, origin, last)
+        y_ptr += further * Y_ROW
+        z_ptr += further * Z_ROW
     across = tl.cdiv(outputs, BLOCKS * SUMS)
     layer = tl.program_id(2).to(tl.int64)
     column = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)[None, :]

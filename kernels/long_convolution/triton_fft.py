@@ -34,6 +34,13 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from simcore.kernels.decoder.checks import check_powers, check_written, kind
 from simcore.kernels.decoder.split_kv import launched
 from simcore.kernels.gpu import gpu_of, launching
+from simcore.kernels.long_convolution.moved import (
+    Moved,
+    check_moved,
+    is_elsewhere,
+    moved_arguments,
+    rows_further,
+)
 from simcore.kernels.long_convolution.register_fft import (
     backward,
     cosine,
@@ -194,13 +201,16 @@ def fft_tile(
     spectrum: Tensor,
     z: Tensor,
     *,
+    moved: Moved | None = None,
     config: FftConfig | None = None,
     space: Tensor | None = None,
 ) -> Tensor:
     """Adds the terms of y [layers, batch, side, channels] to z [layers, batch, outputs, channels] in place,
-    by the `right_angle_spectrum` of the taps; returns z. outputs <= side. `space`: see `fft_space`; by
-    default a new one if needed. Raises ValueError for tensors that do not fit together."""
+    by the `right_angle_spectrum` of the taps; returns z; with `moved`, so many rows further. outputs <= side.
+    `space`: see `fft_space`; by default a new one if needed. Raises ValueError for tensors that do not fit
+    together."""
     layers, batch, side, channels = _checked(y, spectrum, z)
+    check_moved(moved)
     config = config or fft_config_for(y)
     if math.prod(config.factors) != side:
         raise ValueError(f"a layout of {config.factors} for a side of {side}")
@@ -208,12 +218,17 @@ def fft_tile(
     each = spectrum.stride(1) if spectrum.shape[1] > 1 else 0
     filters = spectrum.stride(0), each, *spectrum.stride()[2:4]
     blocks = triton.cdiv(channels, config.channels)
-    constants: dict[str, Any] = {"C": config.channels, **launched(config.warps, config.chained)}
+    constants: dict[str, Any] = {
+        "C": config.channels,
+        "MOVED": moved is not None,
+        **launched(config.warps, config.chained),
+    }
+    where = moved_arguments(moved)
     tables = _tables(config, y.device)
     if config.fused:
         first, second, third = config.three
         _fused_kernel[(blocks, batch, layers)](
-            y, spectrum, z, *tables, z.shape[2], channels, *y.stride()[:3], *filters, *z.stride()[:3],
+            y, spectrum, z, *where, *tables, z.shape[2], channels, *y.stride()[:3], *filters, *z.stride()[:3],
             A=first, B=second, D=third, WHOLE=z.shape[2] == side, **constants,
         )  # fmt: skip
         return z
@@ -222,7 +237,7 @@ def fft_tile(
     at_once = config.layers or layers
     for first in range(0, layers, at_once):
         y_, spectrum_, z_ = (x[first : first + at_once] for x in (y, spectrum, z))
-        _three_launches(y_, spectrum_, z_, space, tables, config, filters, constants)
+        _three_launches(y_, spectrum_, z_, space, where, tables, config, filters, constants)
     return z
 
 
@@ -231,12 +246,13 @@ def _three_launches(
     spectrum: Tensor,
     z: Tensor,
     space: Tensor,
+    where: tuple[Tensor | None, int, int],
     tables: tuple[Tensor, ...],
     config: FftConfig,
     filters: tuple[int, ...],
     constants: dict[str, Any],
 ) -> None:
-    """Runs a tile of some layers; `filters`: the strides of spectrum."""
+    """Runs a tile of some layers; `where`: `moved_arguments`, `filters`: the strides of spectrum."""
     layers, batch, side, channels = y.shape
     (a1, b1), (a2, b2) = (two_factors(order) for order in config.factors)
     outer, outer_back, inner, inner_back, turns = tables
@@ -246,14 +262,15 @@ def _three_launches(
     blocks = triton.cdiv(channels, config.channels)
     over_n2, over_k1 = ((blocks * count, batch, layers) for count in (a2 * b2, a1 * b1))
     _forward_kernel[over_n2](
-        y, space, outer, turns, channels, *y.stride()[:3], *space.stride()[:3], A=a1, B=b1, **constants
-    )
+        y, space, *where, outer, turns, channels, *y.stride()[:3], *space.stride()[:3], A=a1, B=b1,
+        **constants,
+    )  # fmt: skip
     _middle_kernel[over_k1](
-        space, spectrum, inner, inner_back, channels, *space.stride()[:3], *filters,
+        space, spectrum, *where, inner, inner_back, channels, *space.stride()[:3], *filters,
         N1=a1 * b1, A=a2, B=b2, **constants,
     )  # fmt: skip
     _backward_kernel[over_n2](
-        space, z, outer_back, turns, z.shape[2], channels, *space.stride()[:3], *z.stride()[:3],
+        space, z, *where, outer_back, turns, z.shape[2], channels, *space.stride()[:3], *z.stride()[:3],
         A=a1, B=b1, WHOLE=z.shape[2] == side, **constants,
     )  # fmt: skip
 
@@ -405,15 +422,20 @@ def _keep(re, im, at, part, step, there, N: tl.constexpr, STAYS: tl.constexpr):
         at += step
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["origin", "last"])
 def _fused_kernel(
-    y_ptr, spectrum_ptr, z_ptr, outer_ptr, outer_back_ptr, inner_ptr, inner_back_ptr, outputs, channels,
+    y_ptr, spectrum_ptr, z_ptr, position_ptr, origin, last,
+    outer_ptr, outer_back_ptr, inner_ptr, inner_back_ptr, outputs, channels,
     y_layer, y_sequence, y_position, s_layer, s_filter, s_part, s_bin, z_layer, z_sequence, z_position,
     A: tl.constexpr, B: tl.constexpr, D: tl.constexpr, C: tl.constexpr, WHOLE: tl.constexpr,
-    CHAINED: tl.constexpr,
+    MOVED: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
     """Grid (blocks of C channels, batch, layers)."""
     layer, sequence = tl.program_id(2).to(tl.int64), tl.program_id(1).to(tl.int64)
+    if MOVED:
+        further = rows_further(position_ptr, origin, last)
+        y_ptr += further * y_position
+        z_ptr += further * z_position
     y_at = y_ptr + layer * y_layer + sequence * y_sequence
     spectrum_at = spectrum_ptr + layer * s_layer + sequence * s_filter
     z_at = z_ptr + layer * z_layer + sequence * z_sequence
@@ -424,6 +446,9 @@ def _fused_kernel(
         )  # fmt: skip
         gdc_wait()
         gdc_launch_dependents()
+    if MOVED:  # noqa: SIM102 (the compiler decides this one)
+        if is_elsewhere(position_ptr, origin, last):
+            return
     # Inputs n = a B D + m, m = b D + d.
     m, channel, there = _index(tl.program_id(0), channels, B, D, C)
     re, im = _inputs(y_at + m * y_position + channel, B * D * y_position, there, A, "")
@@ -464,14 +489,17 @@ def _index(block, channels, ROWS: tl.constexpr, EACH: tl.constexpr, C: tl.conste
 # -- three launches ------------------------------------------------------------------------------------
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["origin", "last"])
 def _forward_kernel(
-    y_ptr, space_ptr, outer_ptr, turns_ptr, channels, y_layer, y_sequence, y_position, w_layer, w_sequence,
-    w_part, N2: tl.constexpr, A: tl.constexpr, B: tl.constexpr, C: tl.constexpr, CHAINED: tl.constexpr,
-    FIRST: tl.constexpr, LAST: tl.constexpr,
+    y_ptr, space_ptr, position_ptr, origin, last, outer_ptr, turns_ptr, channels,
+    y_layer, y_sequence, y_position, w_layer, w_sequence, w_part,
+    N2: tl.constexpr, A: tl.constexpr, B: tl.constexpr, C: tl.constexpr, MOVED: tl.constexpr,
+    CHAINED: tl.constexpr, FIRST: tl.constexpr, LAST: tl.constexpr,
 ):  # fmt: skip
     """Over n1, and the twiddle. Grid (blocks of C channels * n2, batch, layers)."""
     layer, sequence = tl.program_id(2).to(tl.int64), tl.program_id(1).to(tl.int64)
+    if MOVED:
+        y_ptr += rows_further(position_ptr, origin, last) * y_position
     n2, block = tl.program_id(0) % N2, tl.program_id(0) // N2
     y_ptr += layer * y_layer + sequence * y_sequence
     space_ptr += layer * w_layer + sequence * w_sequence
@@ -479,6 +507,9 @@ def _forward_kernel(
         _ask_for(y_ptr, n2 + N2 * tl.arange(0, A * B)[:, None], y_position, block, channels, C)
         gdc_wait()
         gdc_launch_dependents()
+    if MOVED:  # noqa: SIM102 (the compiler decides this one)
+        if is_elsewhere(position_ptr, origin, last):
+            return
     b, channel, there = _index(block, channels, B, 1, C)
     at = y_ptr + (b * N2 + n2) * y_position + channel
     re, im = _inputs(at, B * N2 * y_position, there, A, FIRST)
@@ -491,12 +522,12 @@ def _forward_kernel(
     _keep(re, im, at, w_part, A * N2 * channels, there, B, LAST)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["origin", "last"])
 def _middle_kernel(
-    space_ptr, spectrum_ptr, inner_ptr, inner_back_ptr, channels,
+    space_ptr, spectrum_ptr, position_ptr, origin, last, inner_ptr, inner_back_ptr, channels,
     w_layer, w_sequence, w_part, s_layer, s_filter, s_part, s_bin,
     N1: tl.constexpr, N2: tl.constexpr, A: tl.constexpr, B: tl.constexpr, C: tl.constexpr,
-    CHAINED: tl.constexpr,
+    MOVED: tl.constexpr, CHAINED: tl.constexpr,
     FIRST: tl.constexpr, LAST: tl.constexpr,
 ):  # fmt: skip
     """Over n2, times the spectrum, back over k2. Grid (blocks of C channels * k1, batch, layers)."""
@@ -510,6 +541,9 @@ def _middle_kernel(
         _ask_for(spectrum_ptr + s_part, bins, s_bin, block, channels, C)
         gdc_wait()
         gdc_launch_dependents()
+    if MOVED:  # noqa: SIM102 (the compiler decides this one)
+        if is_elsewhere(position_ptr, origin, last):
+            return
     b, channel, there = _index(block, channels, B, 1, C)
     lane = tl.arange(0, C)[None, :]
     place, step = space_ptr + (k1 * N2 + b) * channels + channel, B * channels
@@ -523,12 +557,12 @@ def _middle_kernel(
     _keep(re, im, place, w_part, step, there, A, LAST)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["origin", "last"])
 def _backward_kernel(
-    space_ptr, z_ptr, outer_back_ptr, turns_ptr, outputs, channels, w_layer, w_sequence, w_part,
-    z_layer, z_sequence, z_position,
+    space_ptr, z_ptr, position_ptr, origin, last, outer_back_ptr, turns_ptr, outputs, channels,
+    w_layer, w_sequence, w_part, z_layer, z_sequence, z_position,
     N2: tl.constexpr, A: tl.constexpr, B: tl.constexpr, C: tl.constexpr, WHOLE: tl.constexpr,
-    CHAINED: tl.constexpr,
+    MOVED: tl.constexpr, CHAINED: tl.constexpr,
     FIRST: tl.constexpr, LAST: tl.constexpr,
 ):  # fmt: skip
     """The twiddle taken back, and back over k1. Grid (blocks of C channels * n2, batch, layers)."""
@@ -536,11 +570,16 @@ def _backward_kernel(
     n2, block = tl.program_id(0) % N2, tl.program_id(0) // N2
     space_ptr += layer * w_layer + sequence * w_sequence
     z_ptr += layer * z_layer + sequence * z_sequence
+    if MOVED:
+        z_ptr += rows_further(position_ptr, origin, last) * z_position
     if CHAINED:
         rows = tl.minimum(n2 + N2 * tl.arange(0, A * B)[:, None], outputs - 1)
         _ask_for(z_ptr, rows, z_position, block, channels, C)
         gdc_wait()
         gdc_launch_dependents()
+    if MOVED:  # noqa: SIM102 (the compiler decides this one)
+        if is_elsewhere(position_ptr, origin, last):
+            return
     k1, channel, there = _index(block, channels, A, 1, C)
     at = space_ptr + (k1 * N2 + n2) * channels + channel
     re, im = _kept(at, w_part, A * N2 * channels, there, B, FIRST)

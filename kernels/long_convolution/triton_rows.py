@@ -179,6 +179,7 @@ def conv_row(
     *,
     inputs: Tensor | None = None,
     position: Tensor | None = None,
+    since: int = 0,
     space: Tensor | None = None,
     config: RowConfig | None = None,
 ) -> Tensor:
@@ -186,8 +187,9 @@ def conv_row(
 
     taps [layers, 1 or batch, inputs, channels], from lag 1 on. With `inputs` (int32 [1], read on the device)
     only so many last inputs count. With `position` (likewise) y and z are all positions, z [layers, batch,
-    positions, channels]: the inputs before that position, or the last `inputs` of them, are added there.
-    space: see `row_space`; by default a new one. Raises ValueError for tensors that do not fit.
+    positions, channels]: the inputs before that position, or the last `inputs` of them, are added there, but
+    none before position `since`. space: see `row_space`; by default a new one. Raises ValueError for tensors
+    that do not fit.
     """
     sums = z if position is not None else z[:, :, None] if z.dim() == 3 else z
     check_operands(
@@ -206,7 +208,7 @@ def conv_row(
     numbers = config.sequences * config.channels
     columns = numbers // config.slices
     _conv_row_kernel[(_groups(y, config), config.splits)](
-        y, taps, sums, inputs, position, space,
+        y, taps, sums, inputs, position, space, since,
         y.shape[2], sums.shape[2], y.shape[1], y.shape[3],
         *y.stride()[:3], *filter_strides(taps), *sums.stride()[:3],
         COUNTED=inputs is not None, PLACED=position is not None,
@@ -219,9 +221,9 @@ def conv_row(
     return z
 
 
-@triton.jit(do_not_specialize=["inputs"])
+@triton.jit(do_not_specialize=["since", "inputs", "positions"])
 def _conv_row_kernel(
-    y_ptr, taps_ptr, z_ptr, inputs_ptr, position_ptr, space_ptr,
+    y_ptr, taps_ptr, z_ptr, inputs_ptr, position_ptr, space_ptr, since,
     inputs, positions, batch, channels,
     y_layer, y_sequence, y_row, taps_layer, taps_sequence, taps_row, z_layer, z_sequence, z_row,
     COUNTED: tl.constexpr, PLACED: tl.constexpr, EVEN: tl.constexpr,
@@ -239,9 +241,9 @@ def _conv_row_kernel(
     if PLACED:
         at = tl.load(position_ptr)
         end = tl.minimum(inputs, at)
-    first = 0
+    first = since
     if COUNTED:
-        first = tl.maximum(0, end - tl.maximum(0, tl.load(inputs_ptr)))
+        first = tl.maximum(since, end - tl.maximum(0, tl.load(inputs_ptr)))
 
     which = (sequence + tl.arange(0, SEQUENCES))[:, None, None]
     row = tl.arange(0, ROWS)[None, :, None]
@@ -379,17 +381,21 @@ def conv_column(
     *,
     outputs: Tensor | None = None,
     position: Tensor | None = None,
+    most: int | None = None,
     config: ColumnConfig | None = None,
 ) -> Tensor:
     """Adds terms of y [layers, batch, channels] to z [layers, batch, outputs, channels] in place; returns z.
 
     taps [layers, 1 or batch, outputs, channels], from lag 1 on. With `outputs` (int32 [1], read on the
     device) only so many first outputs are added to. With `position` (likewise) y and z are all positions, y
-    [layers, batch, positions, channels]: the terms of the input there are added to the positions after it.
+    [layers, batch, positions, channels]: the terms of the input there are added to the positions after it; a
+    lag less is enough. `most`: the launch has programs for so many outputs, at least as many as there are.
     Raises ValueError for tensors that do not fit.
     """
     given = y if position is not None else y[:, :, None] if y.dim() == 3 else y
     rows = z.shape[2:3]
+    if position is not None and taps.dim() == 4 and taps.shape[2] + 1 == z.shape[2]:
+        rows = taps.shape[2:3]
     check_operands(given, taps, z, z.shape[2] if z.dim() == 4 else 0, rows)
     if given.shape[2] != (z.shape[2] if position is not None else 1):
         raise ValueError(f"y {kind(y)} does not fit z {kind(z)}")
@@ -397,13 +403,14 @@ def conv_column(
     check_number("position", position)
     if 0 in z.shape:
         return z
-    config = config or column_config_for(taps, z)
+    count = z.shape[2] if most is None else max(1, min(most, z.shape[2]))
+    config = config or column_config_for(taps, z[:, :, :count])
     if config.sequences > 1 and taps.shape[1] != 1:
         raise ValueError(f"config has {config.sequences} sequences together, which share no filter")
     groups = z.shape[0] * cdiv(z.shape[1], config.sequences)
     if groups > MOST_BLOCKS:
         raise ValueError(f"z {kind(z)} is more than {MOST_BLOCKS} blocks of layers and sequences")
-    blocks = cdiv(z.shape[2], config.rows) * cdiv(z.shape[3], config.channels)
+    blocks = cdiv(count, config.rows) * cdiv(z.shape[3], config.channels)
     _conv_column_kernel[(blocks, groups)](
         given, taps, z, outputs, position,
         z.shape[2], z.shape[1], z.shape[3],

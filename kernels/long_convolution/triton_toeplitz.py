@@ -33,6 +33,13 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from simcore.kernels.decoder.checks import check_powers, kind
 from simcore.kernels.decoder.split_kv import ONE_BY_ONE, launched
 from simcore.kernels.gpu import gpu_of, launching
+from simcore.kernels.long_convolution.moved import (
+    Moved,
+    check_moved,
+    is_elsewhere,
+    moved_arguments,
+    rows_further,
+)
 from simcore.kernels.long_convolution.register_fft import longer
 from simcore.kernels.long_convolution.triton_direct import check_tile, reference_direct_tile
 from simcore.kernels.long_convolution.triton_rows import cdiv, filter_strides
@@ -103,13 +110,15 @@ def toeplitz_tile(
     z: Tensor,
     *,
     precision: Precision = "tf32x3",
+    moved: Moved | None = None,
     config: ToeplitzConfig | None = None,
 ) -> Tensor:
     """Adds the terms of y [layers, batch, side, channels] to z [layers, batch, outputs, channels] in place
-    and returns z. side <= 1024, outputs <= side; taps [layers, 1 or batch, side + outputs - 1, channels],
-    from lag 1 on. Relative errors: below 1e-5 in tf32x3, 1e-3 in tf32, 1e-2 in bf16. Raises ValueError for
-    tensors that do not fit."""
+    and returns z; with `moved`, so many rows further. side <= 1024, outputs <= side; taps [layers, 1 or
+    batch, side + outputs - 1, channels], from lag 1 on. Relative errors: below 1e-5 in tf32x3, 1e-3 in tf32,
+    1e-2 in bf16. Raises ValueError for tensors that do not fit."""
     check_tile(y, taps, z)
+    check_moved(moved)
     if precision not in PRECISIONS:
         raise ValueError(f"precision is {precision!r}; allowed: {', '.join(PRECISIONS)}")
     (layers, batch, outputs, channels), side = z.shape, y.shape[2]
@@ -130,24 +139,25 @@ def toeplitz_tile(
             f"z {kind(z)} has more than {MOST_BLOCKS} layers, or blocks of outputs and sequences"
         )
     _toeplitz_tile_kernel[grid](
-        y, taps, z, outputs, channels,
+        y, taps, z, *moved_arguments(moved), outputs, channels,
         *y.stride()[:2], *filter_strides(taps)[:2], *z.stride()[:2],
         # Known to the compiler, a row costs no arithmetic before its load.
         Y_ROW=y.stride(2), TAPS_ROW=taps.stride(2), Z_ROW=z.stride(2),
         SIDE=side, WIDTH=config.width, ROWS=config.rows, CHANNELS=config.channels, WARPS=config.warps,
         EVEN=channels % config.channels == 0, PRECISION=precision, EMULATED=ONE_BY_ONE,
-        **launched(config.warps, config.chained),
+        MOVED=moved is not None, **launched(config.warps, config.chained),
     )  # fmt: skip
     return z
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["origin", "last"])
 def _toeplitz_tile_kernel(
-    y_ptr, taps_ptr, z_ptr, outputs, channels,
+    y_ptr, taps_ptr, z_ptr, position_ptr, origin, last, outputs, channels,
     y_layer, y_sequence, taps_layer, taps_sequence, z_layer, z_sequence,
     Y_ROW: tl.constexpr, TAPS_ROW: tl.constexpr, Z_ROW: tl.constexpr,
     SIDE: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr, WARPS: tl.constexpr,
-    EVEN: tl.constexpr, PRECISION: tl.constexpr, EMULATED: tl.constexpr, CHAINED: tl.constexpr,
+    EVEN: tl.constexpr, PRECISION: tl.constexpr, EMULATED: tl.constexpr, MOVED: tl.constexpr,
+    CHAINED: tl.constexpr,
 ):  # fmt: skip
     """Grid (blocks of channels, blocks of outputs * batch, layers). Every number is a tensor [32 WARPS], one
     element a thread in the threads' order, which what is written out relies on; those that a thread has
@@ -158,6 +168,12 @@ def _toeplitz_tile_kernel(
     if CHAINED:
         gdc_wait()
         gdc_launch_dependents()
+    if MOVED:
+        if is_elsewhere(position_ptr, origin, last):
+            return
+        further = rows_further(position_ptr, origin, last)
+        y_ptr += further * Y_ROW
+        z_ptr += further * Z_ROW
     BLOCKS: tl.constexpr = (SIDE + WIDTH - 1) // WIDTH + 1
     # The last round may have nine: then all its rows of K are rows that came in.
     ROUNDS: tl.constexpr = (BLOCKS + EIGHT - 2) // EIGHT

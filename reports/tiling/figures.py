@@ -160,7 +160,7 @@ PLAIN_KINDS: Mapping[str, Kind] = {
 
 def kind_of(op_kind: str, side: int) -> Kind:
     """Returns the kind of a launch in the triangle; tiles differ by their side."""
-    if op_kind.endswith("_cell"):
+    if op_kind.endswith("_cell") or op_kind == "token_step":
         return CELL
     if op_kind in PLAIN_KINDS:
         return PLAIN_KINDS[op_kind]

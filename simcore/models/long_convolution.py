@@ -50,7 +50,8 @@ class LongConvolution:
     """The model and the implementation of its tiles; its graphs are made once.
 
     `tokens` is L, including the `prompt` positions of the prompt; `tiles`: the implementation by side;
-    `rank`: numbers of state per channel with `mixer` linear_attention. Raises ValueError if no position is
+    `rank`: numbers of state per channel with `mixer` linear_attention; `one_launch`: whether a step is one
+    kernel (`token_step`), where nothing else comes between its layers. Raises ValueError if no position is
     left to generate.
     """
 
@@ -64,6 +65,7 @@ class LongConvolution:
     dtype: str = "fp16"
     tiles: tuple[tuple[int, Implementation], ...] = ()
     rank: int = DEFAULT_RANK
+    one_launch: bool = False
     # A cache of this object alone: `dataclasses.replace` makes a new one for a copy.
     _made: dict[tuple[object, ...], Graph] = field(
         default_factory=dict, init=False, repr=False, compare=False
@@ -88,15 +90,29 @@ class LongConvolution:
 
     @staticmethod
     def device_sizes(graph: Graph) -> frozenset[str]:
-        """The sizes that kernels of a graph read in the device's memory: the position, if the graph has
-        cells."""
-        return graph.needs & {POSITION.name} if "conv_cell" in graph.kinds else frozenset()
+        """The sizes that kernels of a graph read in the device's memory: the position, in steps, rows,
+        columns and tiles."""
+        return graph.needs & {POSITION.name} if graph.kinds & conv.PLACED_KINDS else frozenset()
 
     # -- graphs: all read `position`, the position that is computed or was computed last ------------------
 
     def step(self) -> Graph:
         """One position through all layers: red cells and blocks, then the next input."""
-        return self._graph("step", lambda: self._each_layer(lambda _: ()))
+        return self._graph("step", self._step)
+
+    def _step(self) -> tuple[Op, ...]:
+        return (self.token_step,) if self.one_launch else self.layers_of_step
+
+    @property
+    def layers_of_step(self) -> tuple[Op, ...]:
+        """The ops of a step as kernels of each layer."""
+        return self._each_layer(lambda _: ())
+
+    @property
+    def token_step(self) -> Op:
+        """The op of a step as one kernel."""
+        shape = {"layers": self.layers, "batch": self.batch, "channels": self.channels}
+        return at_layer(conv.token_step(**shape, block=self.block, dtype=self.dtype), 1)
 
     def row_step(self) -> Graph:
         """A step with each layer's history before its red cell: lazy, layer by layer. Size: inputs."""
@@ -326,7 +342,11 @@ class Cells(NamedTuple):
 def cells(op: Op, total: int) -> Iterator[Cells]:
     """The contributions among `total` positions that an op without run-time sizes computes; none for ops of
     a block."""
-    if op.kind not in conv.MIXER_KINDS or op.kind in ("filter_tap", "generic_read", "slot_shift"):
+    if op.kind not in {*conv.MIXER_KINDS, "token_step"} or op.kind in (
+        "filter_tap",
+        "generic_read",
+        "slot_shift",
+    ):
         return
     first, t = op.where("layer"), op.where("position")
     layers = next((value for name, value in op.shape if name == "layers"), 1)
@@ -346,7 +366,7 @@ def _areas(op: Op, t: int, total: int) -> Iterator[tuple[Span, Span | None, Span
             yield (t - op["inputs"], t), here, None
         case "conv_column":
             yield here, (t + 1, t + 1 + op["outputs"]), None
-        case "conv_cell" | "generic_cell":
+        case "conv_cell" | "generic_cell" | "token_step":
             yield here, here, None
         case "conv_prefill":
             # Causal: no output depends on later inputs.

@@ -23,6 +23,8 @@ from simcore.ops.op import DTYPE_BYTES, Dim, Formula, Op, Shape, Size, Work, pla
 
 Implementation = Literal["conv", "flash_conv", "fft", "flash_fft"]
 IMPLEMENTATIONS: tuple[Implementation, ...] = get_args(Implementation)
+# Of one number, as of `simcore.ops.op.activation`.
+ACTIVATION_FLOPS = 4.0
 POSITION = Size("position")
 INPUTS = Size("inputs")
 OUTPUTS = Size("outputs")
@@ -110,6 +112,22 @@ def gate(*, rows: int, channels: int, dtype: str) -> Op:
 def next_input(*, rows: int, channels: int, dtype: str) -> Op:
     """The next token's embedding: the last layer's output plus noise (section 4)."""
     return _op("next_input", dtype, _elementwise, {"rows": rows, "channels": channels})
+
+
+def _token_step(op: Op) -> Work:
+    batch, d, layers, gated = op["batch"], op["channels"], op["layers"], op["gated"]
+    weights = layers * d * d * (1 if gated else 4)
+    # Cells; products; gates, or activations of 2 D hidden units; noise.
+    elementwise = layers * d * (3.0 if gated else 2.0 + 2.0 * ACTIVATION_FLOPS) + d
+    numbers = weights + layers * d + batch * d * (2.0 * layers + 3.0)
+    return Work(batch * (2.0 * weights + elementwise), op["stored_bytes"] * numbers)
+
+
+def token_step(*, layers: int, batch: int, channels: int, block: str, dtype: str) -> Op:
+    """One position through all layers and the next input as one kernel: red cells, blocks ("mlp" or "gate")
+    and noise. Weights, taps, sums, outputs and noise are moved once; what layers hand on does not count."""
+    shape: dict[str, Dim] = {"layers": layers, "batch": batch, "channels": channels}
+    return _op("token_step", dtype, _token_step, {**shape, "gated": int(block == "gate")})
 
 
 # -- tiles -----------------------------------------------------------------------------------------
@@ -389,6 +407,10 @@ MIXER_KINDS = frozenset(
     {f"tile_{name}" for name in IMPLEMENTATIONS}
     | {"conv_row", "conv_column", "conv_cell", "conv_prefill", "conv_carry", "slot_shift"}
     | {"relaxed_cell", "relaxed_tile", "filter_tap", "generic_cell", "generic_read", "generic_tile"}
+)
+# Kinds whose kernels may read their position in the device's memory; one captured graph serves all positions.
+PLACED_KINDS = frozenset(
+    {f"tile_{name}" for name in IMPLEMENTATIONS} | {"conv_row", "conv_column", "conv_cell", "token_step"}
 )
 
 

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 from simcore.devices.interpolation import operand_bytes, place_of
 from simcore.models.decoder import Decoder, why_not
@@ -104,7 +105,7 @@ LAGS = (
 )  # fmt: skip
 FEW = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64)
 ROWS_BY_FOUR = (*range(1, 13), 14, 15, 17, 18, 19, 20, *range(29, 33), *range(61, 65))
-BF16, FP32 = {"dtype": "bf16"}, {"dtype": "fp32"}
+BF16, FP16, FP32 = {"dtype": "bf16"}, {"dtype": "fp16"}, {"dtype": "fp32"}
 # Inputs and outputs of one op; larger ops are neither measured nor drawn.
 MOST_BYTES = 36e9
 MOST_CONV_BYTES = 2e9
@@ -326,6 +327,8 @@ LANES = tuple({"layers": layers, "channels": c} for layers, c in ((1, 256), (18,
 CHANNELS = tuple({"channels": channels} for channels in (256, 768))
 # The MLPs between these layers have twice as many inner units, and one row for each sequence.
 WIDER, SEQUENCES_OF_TILES = 2, (1, 2, 3, 4, 6, 8)
+# Layers of a step in one launch: from two on, each takes as long as the one before.
+STEP_LAYERS = (1, 2, 4, 8, 18, 36)
 LINEAR = tuple({"heads": h, "rank": d, "dim": d} for h, d in ((32, 128), (8, 128), (16, 64)))
 
 
@@ -345,6 +348,10 @@ def _layers_besides(implementation: conv.Implementation) -> Callable[[Dims, Dims
         yield from ({**values, "layers": count} for count in layers)
 
     return besides
+
+
+def _token_step(*, gated: int, **shape: Any) -> Op:
+    return conv.token_step(block="gate" if gated else "mlp", **shape)
 
 
 def _sequence_operators() -> Iterator[Family]:
@@ -374,6 +381,12 @@ def _sequence_operators() -> Iterator[Family]:
         {"tokens": SEQUENCES_OF_TILES}, options=FP32,
     )  # fmt: skip
     yield Family("conv_cell", conv.conv_cell, CHANNELS, {"batch": FEW}, options=FP32, refined=("batch",))
+    for stored in (FP32, FP16):
+        yield Family(
+            "token_step", _token_step,
+            [{**each, "gated": gated} for each in CHANNELS for gated in (0, 1)],
+            {"layers": STEP_LAYERS, "batch": SEQUENCES_OF_TILES}, frozenset({"batch"}), options=stored,
+        )  # fmt: skip
     for kind, elementwise in (("gate", conv.gate), ("next_input", conv.next_input)):
         yield Family(kind, elementwise, CHANNELS, {"rows": ROWS_BY_FOUR}, options=FP32)
     for method in linear.METHODS:

@@ -50,7 +50,7 @@ class _Counting(CardState):
         self.api, self.count, self.round = api, api.zeros(1), api.zeros(1)
 
     def reset(self) -> None:
-        pass
+        """The counter goes on."""
 
     def device_sizes(self, graph: Graph) -> frozenset[str]:
         return graph.needs

@@ -18,6 +18,7 @@ from torch import Tensor
 from simcore.models.decoder import Decoder
 from simcore.ops.op import Graph, Op, Publication, placed
 from simcore.validate.machines.buffers.cuda_decoder import CardDecoderState
+from simcore.validate.machines.state import CardState
 
 INSTANCE = "instance"
 
@@ -55,7 +56,7 @@ def _graph(step: Graph, instance: int) -> Graph:
     return replace(step, name=f"{step.name} {instance}", ops=ops)
 
 
-class CardInstancesState:
+class CardInstancesState(CardState):
     """The states of all instances as the state of one rank; see the head of this file. Other streams have the
     sizes of the first instance."""
 

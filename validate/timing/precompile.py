@@ -5,22 +5,33 @@ beforehand, all are compiled in parallel (`simcore.validate.timing.compile_ahead
 """
 
 import time
+from collections.abc import Hashable, Iterable
+from contextlib import suppress
+from typing import Any
+
+import torch
 
 from simcore.assembly import Place, assemble
+from simcore.kernels.long_convolution.placed_tiles import PLACED, power_from
+from simcore.kernels.streams import one_stream
 from simcore.kernels.table import TABLE
 from simcore.machine.trace import Trace
 from simcore.models.served_decoder import ServedDecoder
 from simcore.ops.op import Op
 from simcore.scenario import Scenario
 from simcore.sim.runs import Run, Setup, simulated, span_by_span
+from simcore.studies import tiling
 from simcore.studies.common import Progress
+from simcore.studies.tiling.scenario import TilingScenario
 from simcore.validate.machines.buffers.cuda_served import captured_ops
 from simcore.validate.machines.cuts import units
-from simcore.validate.timing.compile_ahead import Try, as_compiled
+from simcore.validate.timing.compile_ahead import Try, as_compiled, launch
 from simcore.validate.timing.op_times import op_times, plain
 
 # The longest wait for kernels; kernels still missing then are compiled at their launch.
 MOST_S = 600.0
+# Dimensions of rows and columns that grow from position to position.
+GROWING = ("inputs", "outputs")
 # Kinds of op that a step which serves runs otherwise than alone.
 SERVED = frozenset({"rotary", "kv_append", "paged_attention", "prefill_attention"})
 
@@ -28,11 +39,33 @@ SERVED = frozenset({"rotary", "kv_append", "paged_attention", "prefill_attention
 def compile_for(scenario: Scenario, where: str, progress: Progress, tried: Try | None = None) -> None:
     """Compiles the kernels that a scenario launches; `tried`: a function that launches an op once. Raises
     InputError or ModelError with one line."""
-    ops = launched(scenario, where, progress)
+    ops = [*{_captured(op): op for op in launched(scenario, where, progress)}.values()]
     until_s = time.perf_counter() + MOST_S
-    for done, _ in enumerate(as_compiled(ops, lambda op: op, until_s, tried)):
+    for done, _ in enumerate(as_compiled(ops, lambda op: op, until_s, tried or _as_run)):
         progress("compiling for op", done, len(ops))
     progress("compiling for op", len(ops), len(ops))
+
+
+def _captured(op: Op) -> Hashable:
+    """Returns what tells the kernels of ops apart, as far as it is known: rows and columns of as many
+    programs are the same."""
+    if op.kind not in ("conv_row", "conv_column"):
+        return op
+    return (
+        op.kind,
+        op.dtype,
+        tuple((name, power_from(op[name]) if name in GROWING else op[name]) for name, _ in op.shape),
+    )
+
+
+def _as_run(op: Op) -> None:
+    """Launches an op once, as states on a card do: where its kernel can read its position, so."""
+    if op.kind not in PLACED:
+        launch(op)
+        return
+    kernel, device = PLACED[op.kind], torch.device("cuda")
+    with suppress(Exception), torch.inference_mode(), one_stream({}):
+        kernel.run(op, *kernel.inputs(op, torch.Generator(device).manual_seed(0), device))
 
 
 def launched(scenario: Scenario, where: str, progress: Progress) -> list[Op]:
@@ -41,10 +74,19 @@ def launched(scenario: Scenario, where: str, progress: Progress) -> list[Op]:
     found: dict[Op, None] = {}
     last: list[Trace] = []
 
+    def add(ops: Iterable[Op]) -> None:
+        every = (plain(unit) for op in ops for unit in units(op))
+        found.update(dict.fromkeys(op for op in every if op.kind in TABLE))
+
     def take() -> None:
-        ops = [plain(unit) for op in op_times(last) for unit in units(op)]
-        found.update(dict.fromkeys(op for op in ops if op.kind in TABLE))
+        add(op_times(last))
         last.clear()
+
+    if isinstance(scenario, TilingScenario):
+        # Known from its order, without a run of 100,000 tokens.
+        study: Any = assemble(scenario, where).study
+        add(tiling.launched(study.bench))
+        return list(found)
 
     def start(setup: Setup) -> Run:
         if isinstance(setup.model, ServedDecoder):

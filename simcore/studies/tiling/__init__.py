@@ -8,6 +8,6 @@ Times are from simulated (or real) runs of the schedules; FLOPs and bytes are fr
 from simcore.studies.tiling.cases import Case, cases
 from simcore.studies.tiling.published import TilingPublished, inside
 from simcore.studies.tiling.runner import AT_ONCE, LAW, Bench
-from simcore.studies.tiling.study import run, tape
+from simcore.studies.tiling.study import launched, run, tape
 
-__all__ = ["AT_ONCE", "LAW", "Bench", "Case", "TilingPublished", "cases", "inside", "run", "tape"]
+__all__ = ["AT_ONCE", "LAW", "Bench", "Case", "TilingPublished", "cases", "inside", "launched", "run", "tape"]

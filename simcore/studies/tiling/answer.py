@@ -114,6 +114,12 @@ def notes(bench: Bench, results: Sequence[CaseResult]) -> list[str]:
         if isinstance(strategy, Fractal) and strategy.tiles[0] == "hybrid" and one.tiles:
             where = f"{axes.layers} x {axes.channels}, batch {axes.batch}, {axes.tokens:,} tokens"
             chosen.setdefault(f"{axes.label} takes {in_words(one.tiles)}", []).append(where)
+    stepped = ((one.case.axes.label, one.by_kind[0].keys()) for one in results)
+    at_once = dict.fromkeys(
+        label for label, kinds in stepped if "token_step" in kinds and "conv_cell" not in kinds
+    )
+    if at_once:
+        lines.append(f"a step is one kernel, which stays for all layers: {'; '.join(at_once)}")
     for choice, places in chosen.items():
         more = f" and {len(places) - 1} other points" if len(places) > 1 else ""
         lines.append(f"{choice} (at {places[0]}{more})")

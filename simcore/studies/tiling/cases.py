@@ -3,8 +3,9 @@
 The program of a case runs on a model with an implementation for each side of its tiles.
 """
 
+from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from simcore.input.fields import single_valued
@@ -17,14 +18,19 @@ from simcore.studies.tiling.memory import Memory, memory
 from simcore.studies.tiling.scenario import TilingScenario
 from simcore.studies.tiling.strategies import Fractal, Generic, Relaxed, TilingStrategy
 
+# Sources of the price of a step in one launch by which it may be chosen.
+MEASURED = ("measured", "interpolated", "carried")
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Case:
-    """One strategy at one point; its list fields have one value. `axes`: the point; `dtype`: of the model."""
+    """One strategy at one point; its list fields have one value. `axes`: the point; `dtype`: of the model;
+    `step`: how its positions are computed, as in a scenario."""
 
     axes: TilingAxes
     strategy: TilingStrategy
     dtype: str
+    step: str = "auto"
 
     @property
     def generated(self) -> int:
@@ -54,7 +60,7 @@ def cases(scenario: TilingScenario) -> Iterator[Case]:
                             scenario.prompt_tokens,
                             batch,
                         )
-                        yield Case(axes, variant, scenario.dtype)
+                        yield Case(axes, variant, scenario.dtype, scenario.model.step)
 
 
 def lanes(case: Case, side: int) -> Lanes:
@@ -79,8 +85,9 @@ def choice(case: Case, price: Pricer) -> Choice:
     return cheapest({side: lanes(case, side) for side in own}, case.generated, price)
 
 
-def model_of(case: Case, tiles: Choice) -> LongConvolution:
-    """Returns the model of a case. Raises ValueError if there is nothing to generate."""
+def model_of(case: Case, tiles: Choice, price: Pricer) -> LongConvolution:
+    """Returns the model of a case; `price` chooses how it steps. Raises ValueError if there is nothing to
+    generate."""
     axes, strategy = case.axes, case.strategy
     mixer: Mixer = "convolution"
     rank = DEFAULT_RANK
@@ -88,7 +95,7 @@ def model_of(case: Case, tiles: Choice) -> LongConvolution:
         mixer = "data_dependent_convolution"
     elif isinstance(strategy, Generic):
         mixer, rank = strategy.mixer, strategy.rank or DEFAULT_RANK
-    return LongConvolution(
+    model = LongConvolution(
         axes.layers,
         axes.channels,
         axes.tokens,
@@ -100,6 +107,21 @@ def model_of(case: Case, tiles: Choice) -> LongConvolution:
         tiles=tiles,
         rank=rank,
     )
+    return replace(model, one_launch=mixer == "convolution" and steps_in_one_launch(case.step, model, price))
+
+
+def steps_in_one_launch(step: str, model: LongConvolution, price: Pricer) -> bool:
+    """Whether a model's step is one kernel: as the scenario says, or, if it leaves that open, if this is
+    cheaper than kernels of each layer. Only a measured price of the one kernel chooses it: programs that wait
+    for each other take many times their roofline. Short kernels of layers do too, so that against their
+    rooflines, if they were not measured, it is never chosen too early."""
+    if step != "auto":
+        return step == "one_launch"
+    one = price(model.token_step.without_place)
+    if one.source not in MEASURED:
+        return False
+    count = Counter(op.without_place for op in model.layers_of_step)
+    return one.seconds < sum(n * price(op).seconds for op, n in count.items())
 
 
 def memory_of(case: Case, model: LongConvolution, **instead: Any) -> Memory:

@@ -36,6 +36,13 @@ class Burst:
             name: size + self.advance.get(name, 0) * (self.count - 1) for name, size in self.sizes.items()
         }
 
+    def bound(self) -> Iterator[Op]:
+        """Yields the ops of all launches, regardless of their place, with their sizes; each once."""
+        for op in self.ops:
+            changes = op.needs & self.advance.keys()
+            for n in range(self.count if changes else 1):
+                yield op.at({name: size + n * self.advance.get(name, 0) for name, size in self.sizes.items()})
+
     @cached_property
     def ops(self) -> Mapping[Op, int]:
         """The ops of the graph, regardless of their place, with their counts."""

@@ -99,8 +99,8 @@ class Bench:
         return choice(case, self.device.choose)
 
     def model(self, case: Case) -> LongConvolution:
-        """Returns the model of a case, with its tiles chosen."""
-        return model_of(case, self.tiles(case))
+        """Returns the model of a case, with its tiles and its step chosen."""
+        return model_of(case, self.tiles(case), self.device.choose)
 
     def launches(self, case: Case) -> tuple[LongConvolution, list[Burst]]:
         """Returns the model of a case and all its launches; cached for the last case."""

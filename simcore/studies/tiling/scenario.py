@@ -33,6 +33,12 @@ class LongConvolutionModel(Strict):
     block: Literal["mlp", "gate"] = Field(
         "mlp", description="what follows a convolution: mlp, an MLP; gate, an elementwise product"
     )
+    step: Literal["auto", "layers", "one_launch"] = Field(
+        "auto",
+        description="how a position goes through all layers if nothing else comes between them: as kernels of"
+        " each layer (layers), as one kernel that stays for all (one_launch), or as is cheaper, if the one"
+        " kernel was measured (auto)",
+    )
 
 
 class TilingScenario(OnDevices):

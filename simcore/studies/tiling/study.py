@@ -17,6 +17,7 @@ from simcore.machine.laws import digest
 from simcore.machine.machine import LawError
 from simcore.machine.trace import Trace
 from simcore.ops.convolution import MIXER_KINDS
+from simcore.ops.op import Op
 from simcore.studies.common import Outcome, Progress, Row, middle_first, shares_of
 from simcore.studies.processes import SHORT_S, in_processes
 from simcore.studies.tiling import tables
@@ -242,6 +243,23 @@ def _tables(
         "growth.parquet": tables.columns(growing),
         **({"tiles.parquet": tables.columns(prices)} if prices else {}),
     }
+
+
+# -- before a run -----------------------------------------------------------------------------------
+
+
+def launched(bench: Bench) -> Iterator[Op]:
+    """Yields the ops that the cases of a scenario launch on a real machine, regardless of their place,
+    without running them; ops may come several times."""
+    fits = [
+        case
+        for case in cases(bench.scenario)
+        if not refusal(case, bench.model(case), bench.device.memory_bytes)
+    ]
+    short = {case.axes.label: tables.drawn(case) for case in reversed(fits)}
+    for case in (*fits, *short.values()):
+        for burst in bench.launches(case)[1]:
+            yield from burst.bound()
 
 
 # -- the tape ----------------------------------------------------------------------------------------

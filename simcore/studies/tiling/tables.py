@@ -120,8 +120,10 @@ def lengths(case: Case) -> list[int]:
 
 
 def growth(bench: Bench, case: Case, known: Result) -> Iterator[Record]:
-    """Yields work, memory and time of a case at growing lengths up to its own; `known`: its own run."""
-    for length in lengths(case):
+    """Yields work, memory and time of a case at growing lengths up to its own; `known`: its own run. A
+    measured case is not run at other lengths: each would be captured anew, and all of them take as long as
+    its own."""
+    for length in [case.axes.tokens] if bench.device.measured else lengths(case):
         shorter = replace(case, axes=replace(case.axes, tokens=length))
         model, bursts = bench.launches(shorter)
         own = counts(model, bursts)

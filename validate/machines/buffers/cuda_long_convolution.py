@@ -2,9 +2,10 @@
 
 The kernels of a step (cells and blocks) read its position on the card
 (`simcore.kernels.long_convolution.placed`), so one graph serves all positions, and tensors between its ops do
-not move. Other ops that depend on positions (rows, columns, tiles) are captured with them, one graph for
-each, and so is a graph with ops of both kinds. The op after a block writes the layer's output to its place,
-so no copies are launched that the model does not have. Outputs stay in the last level.
+not move. So do those of tiles, rows and columns (`placed_tiles`); a row or a column has a graph for each
+power of two of inputs or outputs, whose programs they share. Only a prompt is captured with its positions.
+The op after a block writes the layer's output to its place, so no copies are launched that the model does not
+have. Outputs stay in the last level.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,12 +14,20 @@ import torch
 from torch import Tensor
 
 from simcore.kernels.long_convolution.placed import placed_for
+from simcore.kernels.long_convolution.placed_tiles import column_at, power_from, row_at, tile_at
 from simcore.kernels.streams import current_gate
 from simcore.models.long_convolution import LongConvolution
-from simcore.ops.convolution import POSITION
+from simcore.ops.convolution import IMPLEMENTATIONS, POSITION
 from simcore.ops.op import Graph, Op
-from simcore.validate.machines.buffers.long_convolution import LongConvolutionState, parameters
+from simcore.validate.machines.buffers.long_convolution import (
+    LongConvolutionState,
+    parameters,
+    step_matrices,
+)
 from simcore.validate.machines.state import CardState, run_kernel, torch_dtype
+
+# Operands of a tile, row or column: levels below, taps, levels.
+Operands = tuple[Tensor, Tensor, Tensor]
 
 
 class CardLongConvolutionState(CardState):
@@ -42,6 +51,15 @@ class CardLongConvolutionState(CardState):
             "gate": self._gate,
             "next_input": self._next_input,
         }
+        # In a step of several kernels and outside: they read nothing between ops.
+        self._placed: Mapping[str, Callable[[Op], None]] = {
+            "conv_row": self._row,
+            "conv_column": self._column,
+            "token_step": self._token_step,
+            **dict.fromkeys([f"tile_{name}" for name in IMPLEMENTATIONS], self._tile),
+        }
+        self._step_matrices = step_matrices(drawn) if model.one_launch else []
+        self._served = frozenset({*self._methods, *self._placed})
 
     @property
     def outputs(self) -> Tensor:
@@ -57,8 +75,14 @@ class CardLongConvolutionState(CardState):
         return LongConvolution.device_sizes(graph)
 
     def captured_sizes(self, graph: Graph) -> frozenset[str]:
-        """Returns all sizes that a graph needs, for a step without the position."""
-        return graph.needs - self.device_sizes(graph) if graph.kinds <= self._methods.keys() else graph.needs
+        """Returns all sizes that a graph needs, without the position if all of its ops read it."""
+        return graph.needs - self.device_sizes(graph) if graph.kinds <= self._served else graph.needs
+
+    def bound(self, graph: Graph, sizes: Mapping[str, int]) -> Mapping[str, int]:
+        """Returns the captured sizes, of rows and columns rounded up to powers of two."""
+        found = super().bound(graph, sizes)
+        rounded = graph.kinds & {"conv_row", "conv_column"}
+        return {name: power_from(value) for name, value in found.items()} if rounded else found
 
     def sizes(self, stream: str) -> Mapping[str, Tensor]:
         """Returns the position, the same for all streams: there is one set of activations."""
@@ -79,7 +103,8 @@ class CardLongConvolutionState(CardState):
             raise ValueError(f"--on cuda: {op.kind} {op.name} reads no gate")
         # Blocks of a prompt, and of mixers without cells, work at the places that their ops give.
         in_step = self._in_step or op.kind == "conv_cell"
-        (self._methods.get(op.kind, self.inner.execute) if in_step else self.inner.execute)(op)
+        otherwise = self._methods.get(op.kind, self.inner.execute) if in_step else self.inner.execute
+        self._placed.get(op.kind, otherwise)(op)
         self.skip(op)
 
     def skip(self, op: Op) -> None:
@@ -120,3 +145,31 @@ class CardLongConvolutionState(CardState):
         del op
         last, noise = self._level(self.inner.model.layers), self.inner.parameters.noise
         self._at.next_input(self._below, last, noise, self.position, self._level(0))
+
+    # -- a step in one launch, tiles, rows and columns -----------------------------------------------------
+
+    def _token_step(self, op: Op) -> None:
+        inner = self.inner
+        run_kernel(op, inner.a, inner.taps, self.position, inner.parameters.noise, *self._step_matrices)
+
+    def _operands(self, op: Op) -> Operands:
+        """Returns all positions of the levels below and of the levels of an op, and their taps from lag 1
+        on."""
+        first, count, inner = op.where("layer") - 1, op["layers"], self.inner
+        taps = inner.taps.narrow(0, first, count).narrow(2, 1, inner.model.tokens - 1)
+        return inner.a.narrow(0, first, count), taps, inner.a.narrow(0, first + 1, count)
+
+    def _row(self, op: Op) -> None:
+        most, since = power_from(op["inputs"]), self.inner.model.prompt
+        row_at(*self._operands(op), self.position, most=most, since=since)
+
+    def _column(self, op: Op) -> None:
+        column_at(*self._operands(op), self.position, most=power_from(op["outputs"]))
+
+    def _tile(self, op: Op) -> None:
+        below, taps, levels = self._operands(op)
+        operand = taps.narrow(2, 0, op["side"] + op["outputs"] - 1)
+        if op.kind.endswith("fft"):
+            spectrum = self.inner.spectra[op["side"]]
+            operand = spectrum.narrow(0, op.where("layer") - 1, op["layers"])
+        tile_at(op, below, operand, levels, self.position)

@@ -14,6 +14,7 @@ that of level 0. The first two levels are then not neighbours, and a tile runs i
 """
 
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import torch
@@ -35,6 +36,8 @@ NOISE = 0.5
 DOWN = 1.5
 # Size of a gate. A gated block squares sizes: at 1 a deep model would diverge, below 1 deep levels fade.
 GATE = 0.4
+# Seeds of layers: more than a model has. Threads that draw, each a layer in float64.
+SEEDS, THREADS = 1_000_003, 8
 # Decays of linear attention lie in this range.
 DECAYS = (0.5, 0.9)
 
@@ -64,6 +67,12 @@ class Parameters:
         )
 
 
+def step_matrices(drawn: Parameters) -> list[Tensor]:
+    """Returns the matrices of blocks as a step in one launch takes them: outputs first, contiguous."""
+    names = [name for name in ("up", "down", "gate_projection") if name in drawn.matrices]
+    return [drawn.matrices[name].mT.contiguous() for name in names]
+
+
 def _matrices(model: LongConvolution, gain: float) -> dict[str, tuple[int, int, Tensor]]:
     """Returns rows, columns and scale by layer of the matrices, by name; `gain`: of one layer's mixer."""
     d, one = model.channels, torch.ones(model.layers, dtype=torch.float64)
@@ -90,9 +99,6 @@ def parameters(model: LongConvolution, seed: int, dtype: torch.dtype) -> Paramet
 
     layers, tokens, batch, d = model.layers, model.tokens, model.batch, model.channels
     gain = LOOP ** (1 / layers)
-    time = torch.arange(tokens, dtype=torch.float64)[:, None] / tokens
-    filters = normal(layers, tokens, d) * torch.exp(-torch.linspace(*RATES, d, dtype=torch.float64) * time)
-    filters *= gain / filters.square().sum(1, keepdim=True).sqrt()
     matrices = {
         name: normal(layers, n, m) * (scale * n**-0.5)[:, None, None]
         for name, (n, m, scale) in _matrices(model, gain).items()
@@ -100,13 +106,31 @@ def parameters(model: LongConvolution, seed: int, dtype: torch.dtype) -> Paramet
     low, high = DECAYS
     decays = low + (high - low) * torch.rand(layers, generator=generator, dtype=torch.float64)
     return Parameters(
-        filters.to(dtype),
+        _filters(model, seed, gain, dtype),
         {name: matrix.to(dtype) for name, matrix in matrices.items()},
         (NOISE * normal(batch, max(1, model.prompt), d)).to(dtype),
         (NOISE * normal(tokens, batch, d)).to(dtype),
         decays.to(dtype),
         (gain * (1.0 - decays**2).sqrt() / (2 * model.rank)).to(dtype),
     )
+
+
+def _filters(model: LongConvolution, seed: int, gain: float, dtype: torch.dtype) -> Tensor:
+    """Draws the filters, each layer by a seed of its own and in a thread: those of 131,072 positions are half
+    a billion numbers, which one thread draws for 20 seconds."""
+    size = model.tokens, model.channels
+    decay = torch.exp(
+        -torch.linspace(*RATES, model.channels, dtype=torch.float64)
+        * (torch.arange(model.tokens, dtype=torch.float64)[:, None] / model.tokens)
+    )
+
+    def draw(layer: int) -> Tensor:
+        generator = torch.Generator().manual_seed(SEEDS * (seed + 1) + layer)
+        one = torch.randn(*size, generator=generator, dtype=torch.float64).mul_(decay)
+        return one.mul_(gain / one.square().sum(0).sqrt()).to(dtype)
+
+    with ThreadPoolExecutor(min(model.layers, THREADS)) as threads:
+        return torch.stack([*threads.map(draw, range(model.layers))])
 
 
 @dataclass(slots=True, eq=False)
@@ -155,6 +179,7 @@ class LongConvolutionState(State):
         # Views for ops of one layer and position, made once: making four of them takes longer than a cell.
         self._buffers = self.a.unbind(0)
         self._weights = {name: matrix.unbind(0) for name, matrix in drawn.matrices.items()}
+        self._step_matrices = step_matrices(drawn) if model.one_launch and not outputs_stay else []
         self._first_taps = self.taps[:, :, 0].unbind(0)
         # A matrix product's result for the next op; the next input, if it has no place before the shift.
         self._hidden, self._aside = drawn.given, drawn.given
@@ -173,7 +198,8 @@ class LongConvolutionState(State):
             "conv_cell": self._cell, "conv_row": self._row, "conv_column": self._column,
             "conv_prefill": self._prefill, "conv_carry": self._carry, "slot_shift": self._shift,
             "matmul": self._multiply, "activation": self._activate, "gate": self._gate,
-            "next_input": self._next_input, "filter_tap": self._tap, "relaxed_cell": self._relaxed_cell,
+            "next_input": self._next_input, "token_step": self._token_step,
+            "filter_tap": self._tap, "relaxed_cell": self._relaxed_cell,
             "relaxed_tile": self._relaxed_tile, "generic_cell": self._generic_cell,
             "generic_read": self._generic_read, "generic_tile": self._generic_tile,
             **dict.fromkeys(("tile_conv", "tile_flash_conv", "tile_fft", "tile_flash_fft"), self._tile),
@@ -295,14 +321,27 @@ class LongConvolutionState(State):
         z = self._rows(op["rows"], op.where("layer"), op.where("position"))
         run_kernel(op, self._hidden.view(z.shape), z)
 
+    def _token_step(self, op: Op) -> None:
+        # Levels and the next input may lie apart, with half storage: on copies of them.
+        t, model = op.where("position"), self.model
+        levels = torch.stack([self._at(level, t) for level in range(model.layers + 1)])
+        a = torch.stack((levels, levels), 2)
+        noise = self.parameters.noise[t].expand(2, -1, -1)
+        run_kernel(op, a, self.taps, torch.zeros(1, dtype=torch.int32), noise, *self._step_matrices)
+        for level in range(1, model.layers + 1):
+            self._at(level, t).copy_(a[level, :, 0])
+        self._give(t, a[0, :, 1])
+
     def _next_input(self, op: Op) -> None:
         t = op.where("position")
+        self._give(t, run_kernel(op, self._at(self.model.layers, t), self.parameters.noise[t]))
+
+    def _give(self, t: int, x: Tensor) -> None:
+        """Keeps the outputs until t, and x as the next input."""
         if not self._outputs_stay:
             self.outputs += self.level(self.model.layers, len(self.outputs), t + 1).clone().unbind(1)
         if t + 1 == self.model.tokens:
             return
-        last = self._at(self.model.layers, t) if self._outputs_stay else self.outputs[-1]
-        x = run_kernel(op, last, self.parameters.noise[t])
         if t + 1 == self._base + self.room:
             self._aside = x
         else:

@@ -12,8 +12,9 @@ that has to wait for work that is not queued yet (the last rank of a collective,
 back on the host until that work is queued.
 
 A stage that comes for the first time is launched by Python and then captured: a first run of a program does
-that, and its times do not count (`fresh` counts the stages that it captured). Memory keeps its addresses from
-run to run of one `Card`.
+that, and its times do not count (`fresh` counts the stages that it captured). Such a run may be a rehearsal,
+which passes over a launch that has been replayed REHEARSED times, if nothing but later kernels depends on it.
+Memory keeps its addresses from run to run of one `Card`.
 
 `ran` counts the replays that ran, including those that were queued when `stop` came. Ranks that meet have to
 launch the same collectives in the same order, even if their flags then skip them.
@@ -59,6 +60,8 @@ from simcore.validate.machines.launches import (
 DEPTH = 2
 # The longest wait for a signal; about the time of one look at its counter.
 PATIENCE_S, LOOK_S = 10.0, 1e-6
+# Replays of a launch in the rehearsals of a program: all of a run of so many tokens.
+REHEARSED = 512
 # Graphs of at most so many ops are compared each time, not remembered by their ids.
 FEW_OPS = 8
 # The stream on which a host takes signals.
@@ -136,20 +139,28 @@ class Card:
         roofline: Roofline = no_floor,
         weight: Pricer | None = None,
         warmup_launches: int = 0,
+        rehearsal: bool = False,
     ) -> "CardRun":
-        """Makes a run. `outcomes` and `roofline` as in TorchRun; `weight`: the times of ops alone, in
-        proportion to which the time of a graph is shared out (default: the roofline); `warmup_launches`: how
-        many launches come before those from which the times of verbs are taken."""
+        """Makes a run, or a rehearsal. `outcomes` and `roofline` as in TorchRun; `weight`: the times of ops
+        alone, in proportion to which the time of a graph is shared out (default: the roofline);
+        `warmup_launches`: how many launches come before those from which the times of verbs are taken."""
         by = roofline, weight or roofline
         if by != (self.shared.roofline, self.shared.weight):
             self.shared = SharedOut(self.same, *by)
-        return CardRun(self, outcomes or {}, self.shared, warmup_launches)
+        return CardRun(self, outcomes or {}, self.shared, warmup_launches, rehearsal)
 
 
 class CardRun(Device):
     """One run of one program on all ranks of a card; the verbs of `simcore.sim.simulation.Simulation`."""
 
-    def __init__(self, card: Card, outcomes: Outcomes, shared: SharedOut, warmup_launches: int = 0) -> None:
+    def __init__(
+        self,
+        card: Card,
+        outcomes: Outcomes,
+        shared: SharedOut,
+        warmup_launches: int = 0,
+        rehearsal: bool = False,
+    ) -> None:
         self.card, self.api, self.memory = card, card.api, card.memory
         self.mesh, self.states = card.mesh, card.states
         self._stages = card.stage_queue
@@ -158,6 +169,8 @@ class CardRun(Device):
         self.now, self.feed = host.now, host.feed
         # Stages that were captured in this run, and by how many seconds the looks at the clocks may be wrong.
         self.fresh, self.clock_error_s = 0, 0.0
+        # How many launches a rehearsal has passed over.
+        self._rehearsal, self.passed_over = rehearsal, 0
         self._submitted: list[Launch] = []
         self._outcomes, self._shared, self.trace.warmup_launches = outcomes, shared, warmup_launches
         self._streams: dict[tuple[int, str], Stream] = {}
@@ -459,6 +472,11 @@ class CardRun(Device):
         sizes = launch.sizes_at(replay)
         self._begin(stream, launch, sizes, replay)
         plan = self._plan(stream, launch, sizes)
+        plan.replays += 1
+        if self._rehearsal and plan.replays > REHEARSED and plan.plain:
+            self._pass_over(stream, launch)
+            self.passed_over += 1
+            return
         log = self.memory.log(stream.rank, stream.name) if plan.noted or plan.settings else None
         gate, place = None, 0
         if log is not None and plan.noted:
@@ -497,6 +515,13 @@ class CardRun(Device):
                     heads[i] = heads[i] or record
             before, waited = [None] * len(stream.lanes), ()
         self._homes |= {(lane.rank, plan.home): lane.tail for lane in stream.lanes}
+        launch.ticket.replays += 1
+
+    def _pass_over(self, stream: Stream, launch: Launch) -> None:
+        """Queues the events of a launch only: a run that counts then finds as many as it needs."""
+        for lane in stream.lanes:
+            self.api.record(lane.stream)
+            lane.tail = self.api.record(lane.stream)
         launch.ticket.replays += 1
 
     def _make_ready(self, lane: RankStream, launch: Launch, sizes: Mapping[str, int], *, first: bool) -> None:

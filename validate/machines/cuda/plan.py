@@ -37,7 +37,7 @@ class Stage:
 @dataclass(slots=True, eq=False)
 class Plan:
     """The stages of a launch. `captured`: by stage, lane and keys of states, the replay of the stage and the
-    key of the first state after it."""
+    key of the first state after it; `replays`: how often it was queued."""
 
     stages: tuple[Stage, ...]
     gated: bool
@@ -49,11 +49,19 @@ class Plan:
     # The stream whose captured stages it replays.
     home: str = ""
     captured: dict[Hashable, tuple[Callable[[], object], Hashable]] = field(default_factory=dict)
+    replays: int = 0
 
     @property
     def noted(self) -> bool:
         """Whether each replay writes its gate to the log."""
         return self.gated or bool(self.signals)
+
+    @property
+    def plain(self) -> bool:
+        """Whether nothing else on the card or on a host depends on its having run: it reads and writes no
+        flags and signals, and meets no other rank."""
+        local = all(stage.kind == "local" and stage.publication is None for stage in self.stages)
+        return local and not (self.noted or self.changes) and self.settings is None
 
     @property
     def writes_flags_in_collective(self) -> bool:

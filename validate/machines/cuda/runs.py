@@ -1,9 +1,10 @@
 """Runs a study's programs on the CUDA card of this machine: one `Card` for each case, first runs discarded.
 
 First runs compile, fill caches and capture. More are discarded until those that capture nothing have taken
-WARM_S: at first a card's clocks are low, and launches take twice as long. The next runs count; before each
-the host is kept busy until it is at its pace (`pace`), as it is when it decodes all the time. The states of a
-case are reset before each run. All ranks of a mesh share the card.
+WARM_S. They are rehearsals: of a long run one does, which launches each graph a few hundred times. At first a
+card's clocks are low, and launches take twice as long. The next runs count; before each the host is kept busy
+until it is at its pace (`pace`), as it is when it decodes all the time. The states of a case are reset before
+each run. All ranks of a mesh share the card.
 """
 
 import gc
@@ -13,7 +14,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from functools import partial
 from typing import Any
 
 import torch
@@ -36,8 +36,8 @@ from simcore.validate.timing.pace import pace
 
 # Seconds by the names of `machine.Overheads`.
 Costs = Mapping[str, float]
-# Runs a program once; returns the run and its seconds.
-Once = Callable[[], tuple[CardRun, float]]
+# Runs a program once, or rehearses it; returns the run and its seconds.
+Once = Callable[[bool], tuple[CardRun, float]]
 # The most discarded runs that capture, and the seconds that discarded runs without captures take together.
 MOST_WARM_UPS, WARM_S = 3, 0.05
 # A run shorter than this counts right after other runs, which take this long together.
@@ -69,13 +69,13 @@ class CountedRun:
     def __init__(
         self,
         case: _Case,
-        start: Callable[[], CardRun],
+        start: Callable[[bool], CardRun],
         title: str,
         ended: Callable[[Trace, bool], None],
         rehearse: Callable[[Machine], Program] | None = None,
     ) -> None:
         self._ended, self._title = ended, title
-        self._held: tuple[_Case, Callable[[], CardRun]] | None = case, start
+        self._held: tuple[_Case, Callable[[bool], CardRun]] | None = case, start
         self.trace, self.fed_s = Trace(), list[float]()
         self._feeds: list[tuple[int | Route, str, Iterable[tuple[float, object]]]] = []
         self.rehearse = rehearse
@@ -88,10 +88,13 @@ class CountedRun:
 
         rehearse = self.rehearse
 
-        def once(runs: Callable[[Machine], Program] = rehearse or program) -> tuple[CardRun, float]:
-            """Runs a program from the start of the case; returns the run and its seconds."""
+        def once(
+            rehearsal: bool, runs: Callable[[Machine], Program] = rehearse or program
+        ) -> tuple[CardRun, float]:
+            """Runs or rehearses a program from the start of the case; returns the run and its seconds."""
             case.reset()
-            run, begun_s = start(), time.perf_counter()
+            # A program for rehearsals is short, and its requests want what is computed.
+            run, begun_s = start(rehearsal and rehearse is None), time.perf_counter()
             if runs is program:
                 for feed in self._feeds:
                     run.feed(*feed)
@@ -106,7 +109,7 @@ class CountedRun:
             else:
                 # Requests come once.
                 at_pace = pace().settle()
-                run = once(program)[0]
+                run = once(False, program)[0]
         self.trace = run.trace
         self.fed_s += run.fed_s
         self._ended(run.trace, at_pace)
@@ -117,8 +120,8 @@ class CountedRun:
         # ten times as long as its second.
         until_s = time.perf_counter() + SHORT_S
         while case.run_s < SHORT_S and time.perf_counter() < until_s:
-            once()
-        run, _ = once()
+            once(False)
+        run, _ = once(False)
         if run.fresh:
             raise InputError(
                 f"--on cuda: {self._title}: {run.fresh} graphs were captured in the run that counts, after"
@@ -137,7 +140,11 @@ class CountedRun:
 def _warm_up(case: _Case, once: Once) -> None:
     captured, warm_s = 0, 0.0
     while captured < MOST_WARM_UPS and warm_s < WARM_S:
-        run, run_s = once()
+        run, run_s = once(True)
+        if run.passed_over:
+            # Of a long run all is captured, and the card has worked.
+            case.warm, case.run_s = True, run_s
+            return
         if run.fresh:
             captured += 1
         else:
@@ -214,13 +221,16 @@ class RealCard:
         """Makes a run on the case's card, with its buffers reset."""
         title = setup.title or setup.case or "this case"
         case = self._case_of(setup, title)
-        begin = partial(
-            case.card.start,
-            outcomes=setup.outcomes,
-            roofline=setup.roofline,
-            weight=setup.price,
-            warmup_launches=setup.warmup_launches,
-        )
+
+        def begin(rehearsal: bool) -> CardRun:
+            return case.card.start(
+                outcomes=setup.outcomes,
+                roofline=setup.roofline,
+                weight=setup.price,
+                warmup_launches=setup.warmup_launches,
+                rehearsal=rehearsal,
+            )
+
         traces = self.started.setdefault(setup.case, [])
 
         def ended(trace: Trace, at_pace: bool) -> None:
