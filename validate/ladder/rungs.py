@@ -240,7 +240,9 @@ def prices_of(
         found = fits.get((op.kind, condition(op))) or fits.get((op.kind, ""))
         if found is not None:
             launches, floor_s = launches_and_floor(same, floor)
-            return found.price(launches, floor_s, f"fit to {found.n} measured shapes of {op.kind}")
+            fitted = found.price(launches, floor_s, f"fit to {found.n} measured shapes of {op.kind}")
+            # Two constants for many shapes may promise more than the device can do.
+            return fitted.longer(max(0.0, floor_s - fitted.seconds))
         if op.parts:
             return summed([price(part) for part in op.parts])
         if otherwise is None:

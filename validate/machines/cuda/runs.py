@@ -1,5 +1,7 @@
 """Runs a study's programs on the CUDA card of this machine: one `Card` for each case, first runs discarded.
 
+A service runs once, because its requests come once. Before that, all steps that it may need are rehearsed.
+
 First runs compile, fill caches and capture. More are discarded until those that capture nothing have taken
 WARM_S. They are rehearsals: of a long run one does, which launches each graph a few hundred times. At first a
 card's clocks are low, and launches take twice as long. The next runs count; before each the host is kept busy
@@ -110,6 +112,7 @@ class CountedRun:
                 # Requests come once.
                 at_pace = pace().settle()
                 run = once(False, program)[0]
+                at_pace = at_pace and not run.fresh
         self.trace = run.trace
         self.fed_s += run.fed_s
         self._ended(run.trace, at_pace)
@@ -200,7 +203,7 @@ class RealCard:
             "torch": str(torch.__version__),
             "triton": version_of("triton"),
             "cuda": torch.version.cuda,
-            "runs": f"{self.repeats} a case, the median counts; first runs were thrown away",
+            "runs": f"{self.repeats} a case, the median counts, of a service one; first runs were thrown away",
             "cache": "as the run itself leaves it; launches of an operator go round as many sets of operands"
             " as the L2 cache has no room for",
             "how": f"captured graphs on streams, all ranks on one card; operands random, by seed {SEED}",
