@@ -56,7 +56,8 @@ def test_without_times_in_the_cache_there_are_no_prices_of_it() -> None:
 
 
 def bench_of(tokens: int) -> tuple[Bench, list[Case]]:
-    scenario = load_scenario(TILES, [f"tokens={tokens}"])
+    # Of steps whose layers are kernels of their own.
+    scenario = load_scenario(TILES, [f"tokens={tokens}", "model.step=layers"])
     assert isinstance(scenario, TilingScenario)
     return assemble(scenario, "x").study.bench, list(cases(scenario))  # type: ignore[attr-defined]
 
@@ -94,7 +95,9 @@ def test_it_stays_while_less_is_moved_from_step_to_step_than_the_cache_holds() -
 def test_a_run_says_what_is_found_in_the_cache() -> None:
     short, long = (
         " ".join(
-            assemble(load_scenario(TILES, [f"tokens={n}", "strategies=[{kind: lazy}]"]), "x")
+            assemble(
+                load_scenario(TILES, [f"tokens={n}", "strategies=[{kind: lazy}]", "model.step=layers"]), "x"
+            )
             .study.run(lambda *_: None)
             .notes
         )
@@ -112,7 +115,7 @@ def test_tiles_and_prompts_are_priced_cold_and_prompts_drive_nothing_out() -> No
     assert bench.price(case)[0](tile) == bench.device.price(tile)
     assert bench.device.in_cache is not None
     assert bench.device.in_cache(tile) != bench.device.price(tile)
-    scenario = load_scenario(TILES, ["tokens=7064", "prompt_tokens=7000"])
+    scenario = load_scenario(TILES, ["tokens=7064", "prompt_tokens=7000", "model.step=layers"])
     assert isinstance(scenario, TilingScenario)
     after = assemble(scenario, "x").study.bench  # type: ignore[attr-defined]
     prompted = list(cases(scenario))[1]
@@ -125,7 +128,7 @@ def test_tiles_and_prompts_are_priced_cold_and_prompts_drive_nothing_out() -> No
 
 def test_where_no_time_in_the_cache_is_known_nothing_stays() -> None:
     """The profile has products of 256 channels in fp32."""
-    scenario = load_scenario(TILES, ["tokens=64", "dtype=fp16"])
+    scenario = load_scenario(TILES, ["tokens=64", "dtype=fp16", "model.step=layers"])
     assert isinstance(scenario, TilingScenario)
     bench = assemble(scenario, "x").study.bench  # type: ignore[attr-defined]
     assert not any(bench.stays(case) for case in cases(scenario))
@@ -148,6 +151,8 @@ def test_a_device_that_has_a_launch_before_it_began_is_refused() -> None:
 
 
 def test_prices_from_beyond_what_was_measured_are_warned_of() -> None:
-    scenario = load_scenario(TILES, ["tokens=64", "batch=256", "strategies=[{kind: lazy}]"])
+    scenario = load_scenario(
+        TILES, ["tokens=64", "batch=256", "strategies=[{kind: lazy}]", "model.step=layers"]
+    )
     warnings = assemble(scenario, "x").study.run(lambda *_: None).warnings
     assert any("of the device time is from extrapolated prices" in warning for warning in warnings)

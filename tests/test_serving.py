@@ -1213,7 +1213,10 @@ def test_a_real_machine_is_told_how_many_tokens_a_run_may_hold(monkeypatch: pyte
     monkeypatch.setattr(table, "hardware", replace(table.hardware, start=start))
     with pytest.raises(InterruptedError):
         table.run(case, 0)
-    assert holds == [{"kv_tokens": 7 * (90 + 9)}]
+    (found,) = holds
+    assert (found["kv_tokens"], found["longest"], found["shared_text"]) == (7 * (90 + 9), 90 + 9, False)
+    room = table.room(case, table.draw(case, 0))
+    assert (found["room_tokens"], found["step_rows"]) == (room.kv_tokens, room.step_rows)
 
 
 @pytest.mark.parametrize(
