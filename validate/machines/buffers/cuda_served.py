@@ -15,11 +15,11 @@ streams and lengths would take minutes, and one prompt fills a card.
 """
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from math import ceil, isnan
-from typing import Any
+from math import ceil, inf, isnan
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -82,12 +82,11 @@ def rounded(count: int, steps: Sequence[int]) -> int:
 
 @dataclass(slots=True, eq=False)
 class Held:
-    """A request on the card: its row of `known` and `tables`, its blocks, and how many of its tokens are
-    known. `sent_back`: how often it had been preempted when its blocks were given out."""
+    """A request on the card: its row of `known` and `tables`, and its blocks. `sent_back`: how often it had
+    been preempted when its blocks were given out."""
 
     request: Request
     place: int
-    known: int
     blocks: list[int] = field(default_factory=list)
     sent_back: int = 0
 
@@ -142,20 +141,20 @@ class Cache:
             raise RuntimeError(f"more than {MOST_STREAMS:,} streams serve on a card")
         return self._steps[place]
 
-    def of(self, request: Request, last: int, here: Iterable[int], ahead: int, writes: "Writes") -> Held:
-        """Returns a request with blocks for `last` tokens, and up to `ahead` more. `here`: the requests that
+    def of(self, request: Request, last: int, batch: Batch, ahead: int, writes: "Writes") -> Held:
+        """Returns a request with blocks for `last` tokens, and up to `ahead` more. The requests of `batch`
         keep their blocks; `writes`: gets what is to be written on the card."""
         held = self.held.get(request.id)
         if held is None:
             if not self.free_places:
-                self.take_back(here)
-            held = self.held[request.id] = Held(request, self.free_places.pop(), request.prompt_tokens)
+                self.take_back(batch)
+            held = self.held[request.id] = Held(request, self.free_places.pop())
             ids = prompt_ids(request, self.vocab, self.seed)
             writes.prompts.append((held.place, ids))
         needed = ceil(last / PAGE) - len(held.blocks)
         if needed > 0:
             if needed + ahead > len(self.free_blocks):
-                self.take_back(here)
+                self.take_back(batch)
             count = max(needed, min(needed + ahead, len(self.free_blocks) // 2))
             count = min(count, self.tables.shape[1] - len(held.blocks))
             if count > len(self.free_blocks):
@@ -168,8 +167,11 @@ class Cache:
             held.sent_back = request.preemptions
         return held
 
-    def take_back(self, here: Iterable[int]) -> None:
-        """Takes the blocks of requests that have ended, and of those that were sent back."""
+    def take_back(self, batch: Batch) -> None:
+        """Takes the blocks of requests that have ended, and of those that were sent back, but not of those
+        that this batch computes on."""
+        here = {r.id for r, *_ in batch.prompts} | {r.id for r, _ in batch.decoding}
+        here |= {r.id for r in batch.moved}
         for id_, held in list(self.held.items()):
             if id_ in here:
                 continue
@@ -201,6 +203,26 @@ class Writes:
     step: NDArray[np.int32] | None = None
 
 
+class Burst(NamedTuple):
+    """A launch that only decodes: its tokens in all at the replay `replay`, and those that its blocks have
+    room for, [sequences] each. Without a batch: no replay goes on by itself."""
+
+    batch: Batch | None
+    lengths: NDArray[np.int64]
+    rooms: NDArray[np.int64]
+    replay: int
+
+    @classmethod
+    def of(cls, batch: Batch, held: Sequence[Held], lengths: Sequence[int], replay: int) -> "Burst":
+        """Returns the burst of a batch, if all its sequences grow by a token each replay."""
+        grow = not batch.prompts and all(length < (batch.slot_tokens or inf) for length in lengths)
+        rooms = [len(each.blocks) * PAGE for each in held]
+        return cls(batch if grow else None, np.array(lengths), np.array(rooms), replay)
+
+
+NO_BURST = Burst(None, np.zeros(0, np.int64), np.zeros(0, np.int64), 0)
+
+
 class CardServedState(CardState):
     """The step of one stream; see the head of this file. `most`: sequences of a step at most.
 
@@ -219,6 +241,7 @@ class CardServedState(CardState):
         self._bound: Mapping[str, int] = {}
         self._count, self._returned = 0, list[int]()
         self._moves: tuple[list[int], list[int]] = [], []
+        self._burst = NO_BURST
         self._rows: StepRows | None = None
         self._methods: Mapping[str, Callable[[Op], None]] = {
             "embedding": self._embed,
@@ -246,7 +269,9 @@ class CardServedState(CardState):
     def reset(self) -> None:
         """Forgets all requests."""
         self.cache.reset()
-        self.layer = 0
+        for state in (self, *self.streams.values()):
+            state.layer, state._burst = 0, NO_BURST
+            state._returned.clear()
 
     # -- whose tokens a step computes ----------------------------------------------------------------------
 
@@ -255,43 +280,52 @@ class CardServedState(CardState):
     ) -> Callable[[], object] | None:
         """Gives out blocks for the next replay; returns the call that writes its step, if the card does not
         have it already: a replay goes on where the one before it ended."""
+        if replay and batch is not None and batch is self._burst.batch:
+            return self._go_on(self._burst, replay)
         batch, ran = (anonymous(sizes), 0) if batch is None else (batch, replay)
-        writes, cache, most = Writes(), self.cache, batch.slot_tokens
+        writes, cache = Writes(), self.cache
         cache.free_blocks += self._returned
         self._returned.clear()
-        here = (
-            {r.id for r, *_ in batch.prompts}
-            | {r.id for r, _ in batch.decoding}
-            | {r.id for r in batch.moved}
-        )
-        ahead = 0 if batch.moved else min(AHEAD, len(cache.free_blocks) // (4 * max(1, len(here))))
         places, lengths, ends, rows = list[int](), list[int](), list[int](), list[int]()
         for request, tokens, first in batch.prompts:
-            held = cache.of(request, first + tokens, here, 0, writes)
-            ended = first + tokens == held.known and request.id >= 0
-            held.known += ended
-            places.append(held.place)
+            places.append(cache.of(request, first + tokens, batch, 0, writes).place)
             lengths.append(first + tokens)
-            ends.append(int(ended))
+            # A sequence of no request has no end.
+            last = request.prompt_tokens + request.generated
+            ends.append(int(first + tokens == last and request.id >= 0))
             rows.append(tokens)
+        decoding, ahead = [], self._ahead(batch)
         for request, cached in batch.decoding:
-            last = cached + 1 + ran if most is None else min(cached + 1 + ran, most)
-            held = cache.of(request, last, here, ahead, writes)
-            held.known = max(held.known, last + 1)
+            last = min(cached + 1 + ran, batch.slot_tokens or cache.positions)
+            held = cache.of(request, last, batch, ahead, writes)
+            decoding.append(held)
             places.append(held.place)
             lengths.append(last)
             ends.append(1)
             rows.append(1)
         if batch.moved:
-            self._give_other_blocks(batch, here, writes)
-        fixed = most is not None and bool(lengths) and max(lengths) >= most
-        if replay == 0 or batch.prompts or fixed:
-            writes.step = self._step_of(places, lengths, ends, rows)
+            self._give_other_blocks(batch, writes)
+        writes.step = self._step_of(places, lengths, ends, rows)
+        self._burst = Burst.of(batch, decoding, lengths, ran)
         self._bound = self._bound_to(batch, len(places), sizes)
         # Steps are whole: each begins with the first layer.
         self.layer = 0
         self._count = self._bound.get("rows", 0)
-        return partial(self._write, writes) if writes.step is not None or writes.entries else None
+        return partial(self._write, writes)
+
+    def _ahead(self, batch: Batch) -> int:
+        return min(AHEAD, len(self.cache.free_blocks) // (4 * max(1, len(batch.decoding))))
+
+    def _go_on(self, burst: "Burst", replay: int) -> Callable[[], object] | None:
+        """Gives out blocks where sequences go beyond theirs; the card has the step itself."""
+        assert burst.batch is not None
+        lasts = burst.lengths + (replay - burst.replay)
+        writes, ahead = Writes(), self._ahead(burst.batch)
+        for i in np.flatnonzero(lasts > burst.rooms).tolist():
+            held = self.cache.of(burst.batch.decoding[i][0], int(lasts[i]), burst.batch, ahead, writes)
+            burst.rooms[i] = len(held.blocks) * PAGE
+        self.layer = 0
+        return partial(self._write, writes) if writes.entries else None
 
     def _step_of(
         self, places: list[int], lengths: list[int], ends: list[int], rows: list[int]
@@ -329,15 +363,15 @@ class CardServedState(CardState):
         if writes.step is not None:
             self.step.copy_(cache.send(torch.from_numpy(writes.step)), non_blocking=True)
 
-    def _give_other_blocks(self, batch: Batch, here: Iterable[int], writes: Writes) -> None:
+    def _give_other_blocks(self, batch: Batch, writes: Writes) -> None:
         """Gives requests that are moved as many other blocks as their slots have."""
         tokens = batch.slot_tokens or 0
         source, target = self._moves = [], []
         for request in batch.moved:
-            held = self.cache.of(request, tokens, here, 0, writes)
+            held = self.cache.of(request, tokens, batch, 0, writes)
             source += held.blocks
             old, held.blocks = held.blocks, []
-            self.cache.of(request, tokens, here, 0, writes)
+            self.cache.of(request, tokens, batch, 0, writes)
             target += held.blocks
             # Not before the copy has read them.
             self._returned += old
