@@ -13,19 +13,20 @@ import torch
 from torch import Tensor
 
 from simcore.machine.machine import Machine, Program
-from simcore.models.served_decoder import ServedDecoder
+from simcore.models.served_decoder import ServedDecoder, decode_sizes, step_sizes
 from simcore.schedules.concurrent_instances import concurrent_instances
 from simcore.schedules.continuous_batching import continuous_batching
 from simcore.schedules.dynamic_batching import dynamic_batching
 from simcore.schedules.iteration_batching import iteration_batching
 from simcore.schedules.temporal_fusion import temporal_fusion
-from simcore.validate.machines.buffers.cuda_served import Cache, CardServedState
+from simcore.validate.machines.buffers import cuda_served
+from simcore.validate.machines.buffers.cuda_served import Cache, CardServedState, Writes
 from simcore.validate.machines.buffers.decoder import shards
 from simcore.validate.machines.buffers.served import ServedState, prompt_ids, served_states
 from simcore.validate.machines.cpu.machine import TorchRun
 from simcore.validate.machines.cuda.cuda_api import TorchCudaApi
 from simcore.validate.machines.cuda.machine import Card
-from simcore.workload.requests import END, REQUESTS, Journal, Request, own_text
+from simcore.workload.requests import END, REQUESTS, Batch, Journal, Request, own_text
 from tests.fake_card import FakeCudaApi
 from tests.test_card_decoder import BOTH
 from tests.test_torch_decoder import CONFIGS, F32, F64, GQA, SEED, Dense
@@ -93,42 +94,103 @@ def served(
     return states
 
 
-def requests(random: Random, *, equal: bool) -> list[Request]:
+def requests(random: Random, *, equal: bool, count: int = 7) -> list[Request]:
     """Requests that arrive while others run."""
-    lengths = [random.randint(1, 12) for _ in range(7)]
-    tokens = [lengths[0]] * 7 if equal else lengths
-    at_s = sorted(random.uniform(0.0, 0.03) for _ in range(7))
-    return [Request(i, at_s[i], random.randint(1, 20), tokens[i], tokens[i]) for i in range(7)]
+    lengths = [random.randint(1, 12) for _ in range(count)]
+    tokens = [lengths[0]] * count if equal else lengths
+    at_s = sorted(random.uniform(0.0, 0.03) for _ in range(count))
+    return [Request(i, at_s[i], random.randint(1, 20), tokens[i], tokens[i]) for i in range(count)]
 
 
 def on_card(
-    kind: str, schedule: Callable[..., Program], model: ServedDecoder, wanted: list[Request], **room: int
-) -> dict[int, list[int]]:
-    """The answers of a card: in Triton's interpreter on a card that is none, or of the real one."""
+    kind: str, schedule: Callable[..., Program], model: ServedDecoder, wanted: list[Request]
+) -> tuple[dict[int, list[int]], Cache]:
+    """The answers of a card, and its cache: in Triton's interpreter on a card that is none, or of the real
+    one. Few places, so that later requests take those of earlier ones."""
     api: Any = TorchCudaApi() if kind == "cuda" else FakeCudaApi(3)
     device = "cuda" if kind == "cuda" else "cpu"
     config = model.config
     weights = shards(config, model.dtypes, 1, model.style, SEED)[0].to(device)
-    cache = Cache(model, room.get("kv_tokens", 16 * SLOT), SLOT + 8, len(wanted), SEED, device)
+    cache = Cache(model, 4 * SLOT, SLOT + 8, 8, 13, SEED, device)
     state = CardServedState(model, weights, cache, 8)
     run, journal, answers = Card([state], api, mesh={"tensor": 1}).start(), Journal(), dict[int, list[int]]()
     run.feed(0, REQUESTS, [*((r.arrival_s, r) for r in wanted), (wanted[-1].arrival_s, END)])
     journal.answered = lambda r, _: answers.update({r.id: cache.answer(r)})
     run.run(lambda m: schedule(m, model, journal))
-    return answers
+    return answers, cache
 
 
 @pytest.mark.parametrize("kind", BOTH)
 @pytest.mark.parametrize("seed", first(1, range(6)))
 @pytest.mark.parametrize("name", list(schedules(Random(0))))
-def test_a_card_answers_the_same(name: str, seed: int, kind: str) -> None:
+def test_a_card_answers_the_same(name: str, seed: int, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several blocks a request, and more requests than places."""
+    monkeypatch.setattr(cuda_served, "PAGE", 16)
+    taken, back = [], Cache.take_back
+
+    def noted(cache: Cache) -> None:
+        before = len(cache.held)
+        back(cache)
+        taken.append(before - len(cache.held))
+
+    monkeypatch.setattr(Cache, "take_back", noted)
     random = Random(f"{name} {seed}")
-    schedule, wanted = schedules(random)[name], requests(random, equal=name == "iteration")
-    config = replace(GQA, layers=2)
-    answers, alone = on_card(kind, schedule, ServedDecoder(config, dtypes=F32), wanted), Alone(config)
+    schedule, wanted = schedules(random)[name], requests(random, equal=name == "iteration", count=20)
+    config = replace(CONFIGS[random.choice(list(CONFIGS))], layers=2)
+    answers, cache = on_card(kind, schedule, ServedDecoder(config, dtypes=F32), wanted)
+    alone = Alone(config)
     for r in wanted:
         truth = alone.answer(prompt_ids(r, config.vocab, SEED).tolist(), r.output_tokens)
         assert answers[r.id] == truth, (r.id, r.preemptions)
+    assert sum(taken) > 0
+    blocks = [block for held in cache.held.values() for block in held.blocks]
+    assert len({*blocks, *cache.free_blocks}) == len(blocks) + len(cache.free_blocks)
+
+
+def test_tables_are_written_once_where_slots_are_moved(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slot of five blocks of which two are used gets five others."""
+    monkeypatch.setattr(cuda_served, "PAGE", 16)
+    state = small_state()
+    request = Request(0, 0.0, 20, 9, 9)
+    state.begin(Batch([(request, 20, 0)]), step_sizes(0, 0, [(20, 0)], 1), 0)
+    batch, writes = Batch(moved=[request], slot_tokens=80), Writes()
+    before = list(state.cache.held[0].blocks)
+    state._give_other_blocks(batch, writes)
+    assert len(writes.entries) == len(set(writes.entries)) == 5
+    assert not {*before} & {*state.cache.held[0].blocks}
+    state.reset()
+    assert sorted(state.cache.free_blocks) == list(range(1, state.cache.kv.shape[2]))
+
+
+def test_what_a_stream_still_computes_keeps_its_place() -> None:
+    """A finished request in a slot between others; a newcomer on another stream finds no place."""
+    state = small_state(places=2)
+    done, other, newcomer = (Request(i, 0.0, 9, 9, 9) for i in range(3))
+    state.begin(Batch(decoding=[(done, 9), (other, 9)]), decode_sizes(2, 20), 0)
+    done.finish_s = 1.0
+    with pytest.raises(RuntimeError, match="no place is left for request 2"):
+        state.on("context 1").begin(Batch([(newcomer, 9, 0)]), step_sizes(0, 0, [(9, 0)], 1), 0)
+    state.begin(Batch(decoding=[(other, 10)]), decode_sizes(1, 11), 0)
+    state.on("context 1").begin(Batch([(newcomer, 9, 0)]), step_sizes(0, 0, [(9, 0)], 1), 0)
+    assert state.cache.held.keys() == {1, 2}
+
+
+def test_a_request_that_was_sent_back_keeps_the_blocks_in_which_it_goes_on() -> None:
+    state = small_state()
+    one = Request(0, 0.0, 20, 9, 9)
+    state.begin(Batch([(one, 20, 0)]), step_sizes(0, 0, [(20, 0)], 1), 0)
+    one.preemptions = 1
+    state.begin(Batch([(one, 10, 0)]), step_sizes(0, 0, [(10, 0)], 1), 0)
+    state.begin(Batch([(Request(1, 0.0, 5, 9, 9), 5, 0)]), step_sizes(0, 0, [(5, 0)], 1), 0)
+    held = list(state.cache.held[0].blocks)
+    state.cache.take_back()
+    assert state.cache.held[0].blocks == held
+
+
+def small_state(places: int = 6) -> CardServedState:
+    model = ServedDecoder(replace(GQA, layers=1), dtypes=F32)
+    weights = shards(model.config, model.dtypes, 1, model.style, SEED)[0]
+    return CardServedState(model, weights, Cache(model, 400, 100, 8, places, SEED, "cpu"), 8)
 
 
 NAMES = list(schedules(Random(0)))

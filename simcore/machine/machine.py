@@ -178,8 +178,8 @@ class Machine(Protocol):
         batch: Callable[[], Any] | None = None,
     ) -> Ticket:
         """Queues a graph on a stream, asynchronously. `sizes`: values of the graph's symbolic dimensions.
-        `batch`: what the buffers of a real machine have to know besides (`workload.batch.Batch`): called at
-        the launch, and only there."""
+        `batch`: what the buffers of a real machine have to know besides (`workload.requests.Batch`), with the
+        same totals; called at the launch, and only there."""
 
     def flag(self, name: str, rank: int | None = None, initial: int = 0) -> Flag:
         """A flag of this rank, or of another; it holds `initial` until a launch sets it."""

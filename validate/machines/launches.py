@@ -132,7 +132,7 @@ class Launch:
     when: Condition | None
     sets: Mapping[Flag, Setting]
     ticket: Any
-    # Whose tokens it computes (`workload.batch.Batch`), if its program says so.
+    # Whose tokens it computes (`workload.requests.Batch`), if its program says so.
     batch: Any = None
     # What its host had waited for last before the launch, as its device records it.
     since: Any = None

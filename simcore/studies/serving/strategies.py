@@ -63,6 +63,7 @@ class TemporalFusion(Strict):
     )
     ranks: SeveralRanks = [1]
     in_turn: ClassVar[bool] = True
+    prompts_apart: ClassVar[bool] = True
 
     def label(self) -> str:
         return f"temporal fusion, {self.slots[0]} slots{'' if self.shuffle[0] else ', no shuffle'}"
@@ -106,9 +107,13 @@ class ConcurrentInstances(Strict):
     max_instances: Many[Places] = Field([32], description="requests that run at once on a server at most")
     ranks: SeveralRanks = [1]
     in_turn: ClassVar[bool] = True
+    prompts_apart: ClassVar[bool] = True
 
     def label(self) -> str:
         return f"concurrent instances, up to {self.max_instances[0]}"
+
+    def streams(self, room: Room) -> list[str]:
+        return [instance_stream(number) for number in range(room.limit)]
 
     def room(self, memory: ServerMemory) -> Room:
         return memory.slots(self.max_instances[0])
@@ -265,15 +270,15 @@ ServingStrategies = (
 
 
 def streams(strategy: ServingStrategy, room: Room) -> list[str]:
-    """Returns the streams on which a strategy decodes."""
-    if isinstance(strategy, ConcurrentInstances):
-        return [instance_stream(number) for number in range(room.limit)]
-    return [MAIN]
+    """Returns the streams on which a strategy decodes: "main", unless its `streams(room)` says others."""
+    own = getattr(strategy, "streams", None)
+    return [MAIN] if own is None else own(room)
 
 
 def prompts_apart(strategy: ServingStrategy) -> bool:
-    """Whether a strategy computes each prompt by itself, on a stream other than "main"."""
-    return isinstance(strategy, TemporalFusion | ConcurrentInstances)
+    """Whether a strategy computes each prompt by itself, on a stream other than "main": no, unless its
+    `prompts_apart` says so."""
+    return bool(getattr(strategy, "prompts_apart", False))
 
 
 def label(strategy: ServingStrategy) -> str:

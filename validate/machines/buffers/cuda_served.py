@@ -26,6 +26,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from simcore.input.files import InputError
 from simcore.kernels.decoder.activation import activation
 from simcore.kernels.decoder.attention import evenly
 from simcore.kernels.decoder.choice import choose
@@ -36,7 +37,7 @@ from simcore.kernels.decoder.ragged_attention import ragged_attention
 from simcore.kernels.decoder.residual import residual
 from simcore.kernels.decoder.rotary import angles, rotary_append
 from simcore.kernels.decoder.step_rows import StepRows, keep_chosen, step_room, step_rows
-from simcore.machine.machine import MAIN, Machine, Program
+from simcore.machine.machine import MAIN, Machine, Program, Ticket
 from simcore.models.served_decoder import ServedDecoder, decode_sizes, growth, step_sizes
 from simcore.ops.op import Graph, Op
 from simcore.validate.machines.buffers.decoder import (
@@ -57,27 +58,38 @@ PAGE, AHEAD = 128, 1
 PROMPTS = "prompts"
 # Pairs of a sequence and a KV head from which on one program each fills the card.
 MANY_PAIRS = 128
-MOST_STREAMS = 1024
-# Numbers in pinned memory, 32 MiB.
-RING = 1 << 22
+# Numbers in pinned memory, 128 MiB.
+RING = 1 << 24
 # Sequences and rows with which steps are captured.
-SEQUENCES = (1, 2, 4, *range(8, 65, 8), *range(80, 257, 16), *range(288, 1025, 32))
-WITH_PROMPTS = (8, 32, 128, 256, 512, 1024)
-TOKENS = (*range(16, 129, 16), *range(160, 513, 32), *range(640, 2049, 128), *range(2176, 1 << 18, 128))
+SEQUENCES = (1, 2, 4, *range(8, 65, 8), *range(80, 257, 16), *range(288, 1025, 32), *range(1152, 4097, 128))
+WITH_PROMPTS = (8, 32, 128, 256, 512, 1024, 2048, 4096)
+TOKENS = (*range(16, 129, 16), *range(160, 513, 32), *range(640, 2049, 128))
 # Steps of more rows are launched anew each time: the host is then the faster one, and lengths are many.
 MOST_CAPTURED = 2048
 
 
 def rounded(count: int, steps: Sequence[int]) -> int:
-    """Returns the least step that is not below a count. Raises ValueError beyond the last one.
+    """Returns the least step that is not below a count. Raises InputError beyond the last one.
 
     >>> rounded(9, (1, 8, 16)), rounded(8, (1, 8, 16))
     (16, 8)
     """
     place = bisect_left(steps, count)
     if place == len(steps):
-        raise ValueError(f"--on cuda: a step of {count:,}; {steps[-1]:,} is the most")
+        raise InputError(
+            f"--on cuda: strategies: a step of {count:,} sequences; {steps[-1]:,} at most are allowed"
+            " (max_sequences, slots, max_batch, max_instances)"
+        )
     return steps[place]
+
+
+def rounded_rows(rows: int) -> int:
+    """Returns the rows with which a step of so many is launched.
+
+    >>> rounded_rows(130), rounded_rows(5000)
+    (160, 5120)
+    """
+    return rounded(rows, TOKENS) if rows <= MOST_CAPTURED else -(-rows // PAGE) * PAGE
 
 
 @dataclass(slots=True, eq=False)
@@ -94,8 +106,9 @@ class Held:
 class Cache:
     """The KV cache of one rank, k and v [blocks, PAGE, kv_heads, d] a layer, and the tokens of its requests.
 
-    `positions`: the most tokens of a request. Block 0 is no request's: padding reads it. Raises RuntimeError
-    if a schedule runs more than there are blocks or places for.
+    `positions`: the most tokens of a request; `running`: the requests that run at once at most, on as many
+    streams; `places`: those whose tokens are kept. Block 0 is no request's: padding reads it. Raises
+    RuntimeError if a schedule runs more than there are blocks or places for.
     """
 
     def __init__(
@@ -103,13 +116,15 @@ class Cache:
         model: ServedDecoder,
         kv_tokens: int,
         positions: int,
+        running: int,
         places: int,
         seed: int,
         device: torch.device | str,
     ) -> None:
         config, self.seed, self.device = model.config, seed, device
         heads = kv_heads_of(config, 0, model.ranks)
-        blocks = 1 + ceil(kv_tokens / PAGE) + places
+        # The last block of a sequence may hold a single token.
+        blocks = 1 + ceil(kv_tokens / PAGE) + running
         size = (config.layers, 2, blocks, PAGE, heads.stop - heads.start, config.head_dim)
         self.kv = torch.zeros(size, dtype=torch_dtype(model.dtypes.kv), device=device)
         self.vocab, self.positions = config.vocab, positions
@@ -118,7 +133,10 @@ class Cache:
         # In fp32, because large positions need it.
         self.angles = angles(torch.arange(positions, device=device), config.head_dim, torch.float32)
         self._steps = torch.zeros(0, 0, dtype=torch.int32, device=device)
-        self._streams: dict[str, int] = {}
+        # "main" and "prompts" besides.
+        self.streams, self._streams = running + 2, dict[str, int]()
+        # What each stream computes: its launches may still run.
+        self.computed: dict[str, Batch] = {}
         self.send = Sender(device)
         self.held: dict[int, Held] = {}
         self.free_blocks, self.free_places = list[int](), list[int]()
@@ -127,34 +145,37 @@ class Cache:
     def reset(self) -> None:
         """Forgets all requests."""
         self.held.clear()
+        self.computed.clear()
         self.free_blocks[:] = range(self.kv.shape[2] - 1, 0, -1)
         self.free_places[:] = range(len(self.known) - 1, 0, -1)
 
     def step_of(self, stream: str, size: int) -> Tensor:
         """Returns the int32 [size] that hold the steps of a stream. The memory of all streams is zeroed when
         the first one asks: a stream does not wait for what another one writes. Raises RuntimeError for more
-        than MOST_STREAMS streams."""
+        than there are places for."""
         if not self._streams:
-            self._steps = torch.zeros(MOST_STREAMS, size, dtype=torch.int32, device=self.device)
+            self._steps = torch.zeros(self.streams, size, dtype=torch.int32, device=self.device)
         place = self._streams.setdefault(stream, len(self._streams))
-        if place >= MOST_STREAMS:
-            raise RuntimeError(f"more than {MOST_STREAMS:,} streams serve on a card")
+        if place >= self.streams:
+            raise RuntimeError(f"more than {self.streams:,} streams serve on a card")
         return self._steps[place]
 
-    def of(self, request: Request, last: int, batch: Batch, ahead: int, writes: "Writes") -> Held:
-        """Returns a request with blocks for `last` tokens, and up to `ahead` more. The requests of `batch`
-        keep their blocks; `writes`: gets what is to be written on the card."""
+    def of(self, request: Request, last: int, ahead: int, writes: "Writes") -> Held:
+        """Returns a request with blocks for `last` tokens, and up to `ahead` more. `writes`: gets what is to
+        be written on the card."""
         held = self.held.get(request.id)
         if held is None:
             if not self.free_places:
-                self.take_back(batch)
+                self.take_back()
+            if not self.free_places:
+                raise RuntimeError(f"no place is left for request {request.id}")
             held = self.held[request.id] = Held(request, self.free_places.pop())
             ids = prompt_ids(request, self.vocab, self.seed)
             writes.prompts.append((held.place, ids))
         needed = ceil(last / PAGE) - len(held.blocks)
         if needed > 0:
             if needed + ahead > len(self.free_blocks):
-                self.take_back(batch)
+                self.take_back()
             count = max(needed, min(needed + ahead, len(self.free_blocks) // 2))
             count = min(count, self.tables.shape[1] - len(held.blocks))
             if count > len(self.free_blocks):
@@ -164,14 +185,13 @@ class Cache:
             writes.entries += range(first, first + count)
             writes.blocks += new
             held.blocks += new
-            held.sent_back = request.preemptions
+        held.sent_back = request.preemptions
         return held
 
-    def take_back(self, batch: Batch) -> None:
+    def take_back(self) -> None:
         """Takes the blocks of requests that have ended, and of those that were sent back, but not of those
-        that this batch computes on."""
-        here = {r.id for r, *_ in batch.prompts} | {r.id for r, _ in batch.decoding}
-        here |= {r.id for r in batch.moved}
+        that a stream computes, though they may have ended."""
+        here = {request.id for batch in self.computed.values() for request in requests_of(batch)}
         for id_, held in list(self.held.items()):
             if id_ in here:
                 continue
@@ -183,6 +203,13 @@ class Cache:
                 self.free_places.append(held.place)
                 del self.held[id_]
 
+    def forget_others(self) -> None:
+        """Takes places and blocks of sequences of no request."""
+        for id_ in [id_ for id_ in self.held if id_ < 0]:
+            held = self.held.pop(id_)
+            self.free_blocks += held.blocks
+            self.free_places.append(held.place)
+
     def answer(self, request: Request) -> list[int]:
         """Returns the ids that a request was given, as long as others have not taken its place."""
         first = request.prompt_tokens
@@ -190,6 +217,13 @@ class Cache:
             self.held[request.id].place, first : first + request.output_tokens
         ].tolist()
         return found
+
+
+def requests_of(batch: Batch) -> Iterator[Request]:
+    """Yields the requests of a batch."""
+    yield from (request for request, *_ in batch.prompts)
+    yield from (request for request, _ in batch.decoding)
+    yield from batch.moved
 
 
 @dataclass(slots=True, eq=False)
@@ -282,13 +316,16 @@ class CardServedState(CardState):
         have it already: a replay goes on where the one before it ended."""
         if replay and batch is not None and batch is self._burst.batch:
             return self._go_on(self._burst, replay)
-        batch, ran = (anonymous(sizes), 0) if batch is None else (batch, replay)
         writes, cache = Writes(), self.cache
+        if batch is None:
+            cache.forget_others()
+        batch, ran = (anonymous(sizes), 0) if batch is None else (batch, replay)
+        cache.computed[self.stream] = batch
         cache.free_blocks += self._returned
         self._returned.clear()
         places, lengths, ends, rows = list[int](), list[int](), list[int](), list[int]()
         for request, tokens, first in batch.prompts:
-            places.append(cache.of(request, first + tokens, batch, 0, writes).place)
+            places.append(cache.of(request, first + tokens, 0, writes).place)
             lengths.append(first + tokens)
             # A sequence of no request has no end.
             last = request.prompt_tokens + request.generated
@@ -297,7 +334,7 @@ class CardServedState(CardState):
         decoding, ahead = [], self._ahead(batch)
         for request, cached in batch.decoding:
             last = min(cached + 1 + ran, batch.slot_tokens or cache.positions)
-            held = cache.of(request, last, batch, ahead, writes)
+            held = cache.of(request, last, ahead if request.id >= 0 else 0, writes)
             decoding.append(held)
             places.append(held.place)
             lengths.append(last)
@@ -322,7 +359,7 @@ class CardServedState(CardState):
         lasts = burst.lengths + (replay - burst.replay)
         writes, ahead = Writes(), self._ahead(burst.batch)
         for i in np.flatnonzero(lasts > burst.rooms).tolist():
-            held = self.cache.of(burst.batch.decoding[i][0], int(lasts[i]), burst.batch, ahead, writes)
+            held = self.cache.of(burst.batch.decoding[i][0], int(lasts[i]), ahead, writes)
             burst.rooms[i] = len(held.blocks) * PAGE
         self.layer = 0
         return partial(self._write, writes) if writes.entries else None
@@ -346,7 +383,7 @@ class CardServedState(CardState):
             # Slots between others that hold nothing are computed too.
             count = rounded(max(sequences, sizes["tokens"]), SEQUENCES)
             return dict.fromkeys(("tokens", "rows", "sequences", "kv_tokens"), count)
-        tokens, count = rounded(sizes["tokens"], TOKENS), rounded(sequences, WITH_PROMPTS)
+        tokens, count = rounded_rows(sizes["tokens"]), rounded(sequences, WITH_PROMPTS)
         totals = dict.fromkeys(
             ("sequences", "kv_tokens", "prompt_tokens", "prompt_kv", "prompt_pairs"), tokens
         )
@@ -368,10 +405,11 @@ class CardServedState(CardState):
         tokens = batch.slot_tokens or 0
         source, target = self._moves = [], []
         for request in batch.moved:
-            held = self.cache.of(request, tokens, batch, 0, writes)
+            # The whole slot is copied, also what no token is in yet.
+            held = self.cache.of(request, tokens, 0, Writes())
             source += held.blocks
             old, held.blocks = held.blocks, []
-            self.cache.of(request, tokens, batch, 0, writes)
+            self.cache.of(request, tokens, 0, writes)
             target += held.blocks
             # Not before the copy has read them.
             self._returned += old
@@ -555,7 +593,7 @@ class SplitState(CardState):
 
 class Sender:
     """Sends int64 numbers to a device, and the host goes on before they are there: through RING numbers of
-    pinned memory, used in turn. Launches that have sent so many have all ended but the last few."""
+    pinned memory, used in turn; before it begins anew, the host waits for the device."""
 
     def __init__(self, device: torch.device | str) -> None:
         self.device, self.next = torch.device(device), 0
@@ -569,6 +607,7 @@ class Sender:
         if x.numel() > RING // 8:
             raise ValueError(f"{x.numel():,} numbers at once; {RING // 8:,} are the most")
         if self.next + x.numel() > RING:
+            torch.cuda.synchronize()
             self.next = 0
         place = self.ring[self.next : self.next + x.numel()].view(x.shape)
         self.next += x.numel()
@@ -583,7 +622,7 @@ def decoding_steps(most: int) -> list[int]:
 def prompt_steps(most: int, tokens: int) -> list[tuple[int, int]]:
     """Returns the rows and sequences with which steps with prompts are captured: up to `most` sequences and
     `tokens` rows."""
-    rows = [each for each in TOKENS if each <= rounded(min(tokens, MOST_CAPTURED), TOKENS)]
+    rows = [each for each in TOKENS if each <= rounded_rows(min(tokens, MOST_CAPTURED))]
     return [
         (row, count)
         for row in rows
@@ -607,14 +646,14 @@ def captured_ops(model: ServedDecoder, holds: Mapping[str, Any]) -> Iterator[Op]
 
 def _prompt_steps_of(holds: Mapping[str, Any]) -> list[tuple[int, int]]:
     if holds["prompts_apart"]:
-        return prompt_steps(1, holds["step_tokens"] // holds["step_rows"])
+        return prompt_steps(1, holds["longest_prompt"])
     return prompt_steps(holds["step_rows"], holds["step_tokens"])
 
 
 def rehearsal(m: Machine, model: ServedDecoder, holds: Mapping[str, Any]) -> Program:
-    """Launches every step that a run may need, so that all are captured: decoding, on streams other than
-    "main" one sequence, and steps with prompts, either alone on streams of their own or in batches. `holds`:
-    of the set-up."""
+    """Launches every step that is captured: decoding, on streams other than "main" one sequence, and steps
+    with prompts, either alone on streams of their own or in batches; and the largest step, if that is not
+    captured. `holds`: of the set-up."""
     for stream in holds["streams"]:
         for count in decoding_steps(holds["step_rows"] if stream == MAIN else 1):
             sizes = decode_sizes(count, 2 * count)
@@ -622,8 +661,15 @@ def rehearsal(m: Machine, model: ServedDecoder, holds: Mapping[str, Any]) -> Pro
     apart = holds["prompts_apart"]
     for rows, most_here in _prompt_steps_of(holds):
         count = 1 if apart else min(rows, most_here)
-        sizes = step_sizes(0, 0, [(each, 0) for each in evenly(rows, count)], count)
-        yield m.wait(m.launch(model.prefill, stream=PROMPTS if apart else MAIN, sizes=sizes))
+        yield m.wait(_prompts(m, model, rows, count, PROMPTS if apart else MAIN))
         if count > 1:
-            sizes = step_sizes(count - 1, 2 * count - 2, [(rows - count + 1, 0)], 1)
-            yield m.wait(m.launch(model.mixed, sizes=sizes, advance=growth(count - 1)))
+            prompts = [(each, 0) for each in evenly(rows - 1, count - 1)]
+            yield m.wait(m.launch(model.mixed, sizes=step_sizes(1, 2, prompts, count - 1), advance=growth(1)))
+    rows, count = holds["step_tokens"], holds["step_rows"]
+    if not apart and rows > MOST_CAPTURED:
+        yield m.wait(_prompts(m, model, rows, count, MAIN))
+
+
+def _prompts(m: Machine, model: ServedDecoder, rows: int, count: int, stream: str) -> Ticket:
+    sizes = step_sizes(0, 0, [(each, 0) for each in evenly(rows, count)], count)
+    return m.launch(model.prefill, stream=stream, sizes=sizes)

@@ -37,7 +37,7 @@ class Stage:
 @dataclass(slots=True, eq=False)
 class Plan:
     """The stages of a launch. `captured`: by stage, lane and keys of states, the replay of the stage and the
-    key of the first state after it; `replays`: how often it was queued."""
+    key of the first state after it."""
 
     stages: tuple[Stage, ...]
     gated: bool
@@ -49,7 +49,6 @@ class Plan:
     # The stream whose captured stages it replays.
     home: str = ""
     captured: dict[Hashable, tuple[Callable[[], object], Hashable]] = field(default_factory=dict)
-    replays: int = 0
 
     @property
     def noted(self) -> bool:

@@ -73,7 +73,7 @@ class CountedRun:
         case: _Case,
         start: Callable[[bool], CardRun],
         title: str,
-        ended: Callable[[Trace, bool], None],
+        ended: Callable[[CardRun, bool], None],
         rehearse: Callable[[Machine], Program] | None = None,
     ) -> None:
         self._ended, self._title = ended, title
@@ -81,6 +81,7 @@ class CountedRun:
         self.trace, self.fed_s = Trace(), list[float]()
         self._feeds: list[tuple[int | Route, str, Iterable[tuple[float, object]]]] = []
         self.rehearse = rehearse
+        self._live: CardRun | None = None
 
     def run(self, program: Callable[[Machine], Program]) -> Trace:
         """See `runs.Run`. Raises InputError if the card has too little memory, or if graphs are still
@@ -98,6 +99,7 @@ class CountedRun:
             # A program for rehearsals is short, and its requests want what is computed.
             run, begun_s = start(rehearsal and rehearse is None), time.perf_counter()
             if runs is program:
+                self._live = run
                 for feed in self._feeds:
                     run.feed(*feed)
             run.run(runs)
@@ -113,9 +115,9 @@ class CountedRun:
                 at_pace = pace().settle()
                 run = once(False, program)[0]
                 at_pace = at_pace and not run.fresh
-        self.trace = run.trace
+        self.trace, self._live = run.trace, None
         self.fed_s += run.fed_s
-        self._ended(run.trace, at_pace)
+        self._ended(run, at_pace)
         return run.trace
 
     def _attempt(self, case: _Case, once: Once) -> CardRun:
@@ -137,7 +139,10 @@ class CountedRun:
         items."""
         if self.rehearse is None:
             raise InputError(f"--on cuda: nothing is fed into {inbox!r} on a card yet")
-        self._feeds.append((to, inbox, arrivals))
+        if self._live is not None:
+            self._live.feed(to, inbox, arrivals)
+        else:
+            self._feeds.append((to, inbox, arrivals))
 
 
 def _warm_up(case: _Case, once: Once) -> None:
@@ -177,13 +182,15 @@ def _held_bytes() -> tuple[int, int]:
 class RealCard:
     """Starts runs on a card and keeps the traces of each case, which is run `repeats` times. `api` makes
     the api of a `Card`; `at_pace`: whether the host was at its pace before and after each run that counts
-    (`simcore.validate.timing.pace`); `memory`: how the card's memory is taken, in words."""
+    (`simcore.validate.timing.pace`); `captured`: graphs captured in them; `memory`: how the card's memory is
+    taken, in words."""
 
     repeats: int
     states: CardStates
     api: Callable[[], CudaApi] = TorchCudaApi
     started: dict[str, list[Trace]] = field(default_factory=dict)
     at_pace: list[bool] = field(default_factory=list)
+    captured: int = 0
     memory: str = ""
     _case: _Case | None = field(default=None)
     _in_loops: Costs | None = field(default=None)
@@ -209,6 +216,7 @@ class RealCard:
             " as the L2 cache has no room for",
             "how": f"captured graphs on streams, all ranks on one card; operands random, by seed {SEED}",
             **({"memory": self.memory} if self.memory else {}),
+            **({"captured": f"{self.captured} graphs in runs that count"} if self.captured else {}),
             **({"host": f"at its pace before and after {sum(self.at_pace)} of {runs} runs"} if runs else {}),
         }
 
@@ -237,9 +245,10 @@ class RealCard:
 
         traces = self.started.setdefault(setup.case, [])
 
-        def ended(trace: Trace, at_pace: bool) -> None:
-            traces.append(trace)
+        def ended(run: CardRun, at_pace: bool) -> None:
+            traces.append(run.trace)
             self.at_pace.append(at_pace)
+            self.captured += run.fresh
 
         return CountedRun(case, begin, title, ended, _rehearsal_of(setup))
 

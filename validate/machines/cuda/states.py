@@ -36,7 +36,15 @@ from simcore.validate.machines.buffers.cuda_decoder import (
     drawn_of,
 )
 from simcore.validate.machines.buffers.cuda_long_convolution import CardLongConvolutionState
-from simcore.validate.machines.buffers.cuda_served import WITH_PROMPTS, Cache, CardServedState, rounded
+from simcore.validate.machines.buffers.cuda_served import (
+    PAGE,
+    SEQUENCES,
+    WITH_PROMPTS,
+    Cache,
+    CardServedState,
+    rounded,
+    rounded_rows,
+)
 from simcore.validate.machines.buffers.decoder import Weights
 from simcore.validate.machines.state import CardState, run_kernel
 from simcore.validate.timing.cuda_times import operands
@@ -149,12 +157,13 @@ class CardStates:
         try:
             ((weights,),) = self._weights_of(model, 1, "decoder")
             tokens, most = min(holds["kv_tokens"], holds["room_tokens"]), holds["step_rows"]
-            requests = holds["kv_tokens"] // holds["longest"]
-            places = rounded(most, WITH_PROMPTS) + min(most, requests)
-            cache = Cache(model, tokens, holds["longest"] + 1, places, SEED, self.device)
+            # Rehearsals run as many as are captured; some that have ended are still computed.
+            running = max(rounded(most, WITH_PROMPTS), rounded(most, SEQUENCES))
+            positions = max(rounded_rows(holds["longest_prompt"]), holds["longest"]) + PAGE
+            cache = Cache(model, tokens, positions, running, running + most, SEED, self.device)
             return CardServedState(model, weights, cache, most)
         except ValueError as error:
-            raise InputError(f"--on cuda: {error}") from None
+            raise InputError(f"--on cuda: strategies: {error}") from None
 
     def _instances(self, model: Instances, setup: Setup) -> CardInstancesState:
         weights = self._weights_of(model.decoder, model.sets, "instances")
@@ -202,5 +211,7 @@ def _check_serving(scenario: ServingScenario, where: str) -> None:
             raise InputError(f"{at}.ranks: is {most}; --on cuda runs 1, on one card")
         if getattr(strategy, "prefix_caching", False):
             raise InputError(f"{at}.prefix_caching: is not run on a card yet; give false")
+    if scenario.workload.sessions is not None:
+        raise InputError(f"{where}: workload.sessions: are not run on a card yet; leave them out")
     if any(count != 1 for count in scenario.devices or ()):
         raise InputError(f"{where}: devices: --on cuda serves with 1, this machine's card")
