@@ -1,5 +1,5 @@
-"""Serving scenarios on a card that is none, from the file to the figures; what a card does not serve is one line
-that names the field."""
+"""Serving scenarios on a card that is none, from the file to the figures; what a card does not serve is one
+line that names the field."""
 
 import json
 from pathlib import Path
@@ -29,6 +29,7 @@ TINY = {
     "vocab_size": 64, "max_position_embeddings": 4096, "tie_word_embeddings": False, "rms_norm_eps": 1e-5,
     "hidden_act": "silu",
 }  # fmt: skip
+POISSON = {"kind": "poisson", "rate_per_s": 50.0}
 STRATEGIES = {
     "continuous": {"kind": "continuous_batching", "token_budget": 16, "max_sequences": 2},
     "fusion": {"kind": "temporal_fusion", "slots": 2},
@@ -46,7 +47,7 @@ def scenario(folder: Path, strategy: dict[str, Any], **workload: Any) -> Scenari
     }
     document = {
         "name": "t", "study": "serving", "device": "h200-sxm", "model": str(config), "dtype": "fp32",
-        "workload": {"requests": 3, "arrivals": {"kind": "poisson", "rate_per_s": 50.0}, **lengths, **workload},
+        "workload": {"requests": 3, "arrivals": POISSON, **lengths, **workload},
         "strategies": [strategy],
     }  # fmt: skip
     return parse_scenario(document, "t")
@@ -87,7 +88,7 @@ def test_clients_that_wait_for_their_answers_are_served(tmp_path: Path) -> None:
 
 CACHED = {"strategies": [{"kind": "continuous_batching", "prefix_caching": True}]}
 TWO = {"strategies": [{"kind": "continuous_batching", "ranks": [2]}], "devices": 2}
-TURNS = {"turns": {"kind": "constant", "value": 2}, "think_s": {"kind": "constant", "value": 0.1}}
+TURNS = {"turns": {"kind": "constant", "value": 2}, "think_s": 0.1}
 
 
 @pytest.mark.parametrize(
