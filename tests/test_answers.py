@@ -22,7 +22,7 @@ from simcore.schedules.temporal_fusion import temporal_fusion
 from simcore.validate.machines.buffers import cuda_served
 from simcore.validate.machines.buffers.cuda_served import Cache, CardServedState, Writes
 from simcore.validate.machines.buffers.decoder import shards
-from simcore.validate.machines.buffers.served import ServedState, prompt_ids, served_states
+from simcore.validate.machines.buffers.served import ServedState, anonymous, prompt_ids, served_states
 from simcore.validate.machines.cpu.machine import TorchRun
 from simcore.validate.machines.cuda.cuda_api import TorchCudaApi
 from simcore.validate.machines.cuda.machine import Card
@@ -249,6 +249,26 @@ def test_equal_texts_are_equal_prompts() -> None:
     assert torch.equal(ids[0][:5], ids[1][:5])
     assert not torch.equal(ids[0][5:], ids[1][5:])
     assert len(ids[0]) == 9
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_sequences_of_no_request_have_the_totals_of_their_launch(seed: int) -> None:
+    random = Random(seed)
+    count, each, cached = random.randint(1, 4), random.randint(1, 9), random.choice([0, 5])
+    sequences = random.randint(1, 5)
+    sizes = step_sizes(sequences, sequences * 7 + 3, [(each, cached)] * count, 1)
+    batch = anonymous(sizes)
+    assert sum(tokens for _, tokens, _ in batch.prompts) == sizes["prompt_tokens"]
+    assert sum(tokens + first for _, tokens, first in batch.prompts) == sizes["prompt_kv"]
+    assert sum(first + 1 for _, first in batch.decoding) == sizes["kv_tokens"]
+    assert len(batch.decoding) == sequences
+    assert len({r.id for r, *_ in batch.prompts} | {r.id for r, _ in batch.decoding}) == count + sequences
+
+
+def test_a_batch_of_other_totals_than_its_launch_is_a_fault() -> None:
+    request = Request(0, 0.0, 20, 9, 9)
+    with pytest.raises(ValueError, match="a batch of 19 prompt tokens and 0 sequences in a launch of"):
+        small_state().begin(Batch([(request, 19, 0)]), step_sizes(0, 0, [(20, 0)], 1), 0)
 
 
 def test_a_launch_that_does_not_say_whose_tokens_it_computes_is_given_some() -> None:
