@@ -225,7 +225,8 @@ def _check(batch: Batch, sizes: Mapping[str, int]) -> None:
     prompts = sum(tokens for _, tokens, _ in batch.prompts)
     if prompts != sizes.get("prompt_tokens", 0) or len(batch.decoding) > sizes.get("sequences", 0):
         raise ValueError(
-            f"a batch of {prompts} prompt tokens and {len(batch.decoding)} sequences in a launch of {dict(sizes)}"
+            f"a batch of {prompts} prompt tokens and {len(batch.decoding)} sequences in a launch of"
+            f" {dict(sizes)}"
         )
 
 
