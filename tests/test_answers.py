@@ -267,7 +267,7 @@ def test_sequences_of_no_request_have_the_totals_of_their_launch(seed: int) -> N
 
 def test_a_batch_of_other_totals_than_its_launch_is_a_fault() -> None:
     request = Request(0, 0.0, 20, 9, 9)
-    with pytest.raises(ValueError, match="a batch of 19 prompt tokens and 0 sequences in a launch of"):
+    with pytest.raises(ValueError, match="batch: 19 prompt tokens of 19, 0 sequences, in a launch of"):
         small_state().begin(Batch([(request, 19, 0)]), step_sizes(0, 0, [(20, 0)], 1), 0)
 
 

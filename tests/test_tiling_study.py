@@ -824,3 +824,19 @@ def test_without_prices_ends_a_predicted_time_has_no_interval() -> None:
     assert (without["total_s"].low, without["total_s"].high) == (None, None)
     assert with_["total_s"].low is not None
     assert with_["total_s"].value == without["total_s"].value
+
+
+def test_a_single_step_in_one_launch_has_no_mixer_and_an_unmeasured_one_is_warned_of() -> None:
+    of = {"model.step": "one_launch", "tokens": 1, "device": "cpu"}
+    scenario = load_scenario(
+        Path("scenarios/h200/tiles.yaml"), [f"{name}={value}" for name, value in of.items()]
+    )
+    outcome = assemble(scenario, "x").study.run(lambda *_: None)
+    assert not any(row.metric == "mixer_speedup_over_lazy" for row in outcome.rows)
+    assert any(
+        "model.step: a step in one launch was never measured on cpu" in line for line in outcome.warnings
+    )
+    measured = load_scenario(Path("scenarios/h200/tiles.yaml"), ["tokens=8"])
+    assert not any(
+        "model.step" in line for line in assemble(measured, "x").study.run(lambda *_: None).warnings
+    )

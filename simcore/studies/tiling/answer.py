@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from simcore.studies.common import MOST_EXTRAPOLATED, Standing, ranged, unmeasured
+from simcore.studies.tiling.cases import MEASURED
 from simcore.studies.tiling.figures import CaseResult
 from simcore.studies.tiling.implementations import Choice, ranges
 from simcore.studies.tiling.runner import Bench
@@ -157,11 +158,18 @@ def _in_cache(bench: Bench, results: Sequence[CaseResult]) -> str:
     )
 
 
-def warnings(bench: Bench, shares: Mapping[str, float]) -> list[str]:
+def warnings(bench: Bench, shares: Mapping[str, float], results: Sequence[CaseResult]) -> list[str]:
     """Returns warnings about unmeasured and extrapolated prices."""
     if bench.device.measured:
         return []
     lines, far = unmeasured(shares, bench.device.name), shares.get("extrapolated", 0.0)
     if far > MOST_EXTRAPOLATED:
         lines.append(f"{far:.0%} of the device time is from extrapolated prices")
+    models = [bench.model(one.case) for one in results]
+    steps = {model.token_step.without_place for model in models if model.one_launch}
+    if any(bench.device.price(op).source not in MEASURED for op in steps):
+        lines.append(
+            f"model.step: a step in one launch was never measured on {bench.device.name}; its price is what"
+            " its bytes and operations take at least, and such kernels take many times that"
+        )
     return lines

@@ -64,7 +64,7 @@ def run(bench: Bench, progress: Progress) -> Outcome:
     return Outcome(
         rows=[row for one in results for row in _rows(one, results)],
         answer=answer(results),
-        warnings=[*refused, *warnings(bench, shares)],
+        warnings=[*refused, *warnings(bench, shares, results)],
         notes=notes(bench, results),
         baseline="lazy" if any(one.case.axes.label == "lazy" for one in results) else "",
         sources=shares,
@@ -182,7 +182,8 @@ def _rows(one: CaseResult, results: Sequence[CaseResult]) -> Iterator[Row]:
         if other is None:
             continue
         yield _ratio(other, one, "total_s", metric, f"against {baseline}; {source}")
-        if metric == "speedup_over_lazy":
+        # A single step in one launch has no mixer of its own.
+        if metric == "speedup_over_lazy" and all(one.values("mixer_s")) and all(other.values("mixer_s")):
             yield _ratio(other, one, "mixer_s", "mixer_speedup_over_lazy", f"against {baseline}; {source}")
     for name, (value, unit) in one.counts.items():
         yield Row(axes, name, value, unit, value, value, EXACT)

@@ -48,7 +48,7 @@ from simcore.validate.machines.buffers.decoder import (
     layer_after,
     mlp_inputs,
 )
-from simcore.validate.machines.buffers.served import anonymous, prompt_ids
+from simcore.validate.machines.buffers.served import anonymous, check_totals, prompt_ids
 from simcore.validate.machines.state import CardState, torch_dtype
 from simcore.workload.requests import Batch, Request
 
@@ -219,17 +219,6 @@ class Cache:
         return found
 
 
-def _check(batch: Batch, sizes: Mapping[str, int]) -> None:
-    """Raises ValueError for a batch of other totals than a launch's sizes; slots between others that hold
-    nothing are rows without a sequence."""
-    prompts = sum(tokens for _, tokens, _ in batch.prompts)
-    if prompts != sizes.get("prompt_tokens", 0) or len(batch.decoding) > sizes.get("sequences", 0):
-        raise ValueError(
-            f"a batch of {prompts} prompt tokens and {len(batch.decoding)} sequences in a launch of"
-            f" {dict(sizes)}"
-        )
-
-
 def requests_of(batch: Batch) -> Iterator[Request]:
     """Yields the requests of a batch."""
     yield from (request for request, *_ in batch.prompts)
@@ -331,7 +320,7 @@ class CardServedState(CardState):
         if batch is None:
             cache.forget_others()
         batch, ran = (anonymous(sizes), 0) if batch is None else (batch, replay)
-        _check(batch, sizes)
+        check_totals(batch, sizes)
         cache.computed[self.stream] = batch
         cache.free_blocks += self._returned
         self._returned.clear()

@@ -56,6 +56,21 @@ def anonymous(sizes: Mapping[str, int]) -> Batch:
     return Batch(first, [(r, n - 1) for r, n in zip(new[len(first) :], kv, strict=True)])
 
 
+def check_totals(batch: Batch, sizes: Mapping[str, int]) -> None:
+    """Raises ValueError for a batch of other totals than a launch's sizes; slots between others that hold
+    nothing are rows without a sequence."""
+    now = sum(tokens for _, tokens, _ in batch.prompts)
+    all_ = sum(tokens + first for _, tokens, first in batch.prompts)
+    count = len(batch.decoding)
+    cached = [first for _, _, first in batch.prompts] + [first for _, first in batch.decoding]
+    *wanted, sequences = (sizes.get(name, 0) for name in ("prompt_tokens", "prompt_kv", "sequences"))
+    fits = [now, all_] == wanted and count <= sequences and (count > 0 or not sequences)
+    if not fits or min(cached, default=0) < 0:
+        raise ValueError(
+            f"batch: {now} prompt tokens of {all_}, {count} sequences, in a launch of {dict(sizes)}"
+        )
+
+
 @dataclass(slots=True, eq=False)
 class Held:
     """A request's tokens, and their K and V [layers, 2, capacity, kv_heads, head_dim], of which `cached` are
@@ -115,6 +130,7 @@ class ServedState(State):
         """Notes whose tokens the next replay computes."""
         # Sizes are the replay's own: those of no request begin where it begins.
         batch, ran = (anonymous(sizes), 0) if batch is None else (batch, replay)
+        check_totals(batch, sizes)
         self._drop_others(batch)
         rows, most = 0, batch.slot_tokens
         self._prompts, self._decoding = [], []
