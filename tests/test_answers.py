@@ -94,9 +94,9 @@ def served(
     return states
 
 
-def requests(random: Random, *, equal: bool, count: int = 7) -> list[Request]:
+def requests(random: Random, *, equal: bool, count: int = 7, most: int = 12) -> list[Request]:
     """Requests that arrive while others run."""
-    lengths = [random.randint(1, 12) for _ in range(count)]
+    lengths = [random.randint(1, most) for _ in range(count)]
     tokens = [lengths[0]] * count if equal else lengths
     at_s = sorted(random.uniform(0.0, 0.03) for _ in range(count))
     return [Request(i, at_s[i], random.randint(1, 20), tokens[i], tokens[i]) for i in range(count)]
@@ -111,7 +111,7 @@ def on_card(
     device = "cuda" if kind == "cuda" else "cpu"
     config = model.config
     weights = shards(config, model.dtypes, 1, model.style, SEED)[0].to(device)
-    cache = Cache(model, 4 * SLOT, SLOT + 8, 8, 13, SEED, device)
+    cache = Cache(model, 4 * SLOT, SLOT + 8, 8, 9, SEED, device)
     state = CardServedState(model, weights, cache, 8)
     run, journal, answers = Card([state], api, mesh={"tensor": 1}).start(), Journal(), dict[int, list[int]]()
     run.feed(0, REQUESTS, [*((r.arrival_s, r) for r in wanted), (wanted[-1].arrival_s, END)])
@@ -135,8 +135,8 @@ def test_a_card_answers_the_same(name: str, seed: int, kind: str, monkeypatch: p
 
     monkeypatch.setattr(Cache, "take_back", noted)
     random = Random(f"{name} {seed}")
-    schedule, wanted = schedules(random)[name], requests(random, equal=name == "iteration", count=20)
-    config = replace(CONFIGS[random.choice(list(CONFIGS))], layers=2)
+    schedule, wanted = schedules(random)[name], requests(random, equal=name == "iteration", count=12, most=6)
+    config = replace(CONFIGS[random.choice(list(CONFIGS))], layers=1)
     answers, cache = on_card(kind, schedule, ServedDecoder(config, dtypes=F32), wanted)
     alone = Alone(config)
     for r in wanted:
