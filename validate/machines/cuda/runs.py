@@ -1,6 +1,6 @@
 """Runs a study's programs on the CUDA card of this machine: one `Card` for each case, first runs discarded.
 
-A service runs once, because its requests come once. Before that, all steps that it may need are rehearsed.
+A service runs once, because its requests come once. Before that, all steps that are captured are rehearsed.
 
 First runs compile, fill caches and capture. More are discarded until those that capture nothing have taken
 WARM_S. They are rehearsals: of a long run one does, which launches each graph a few hundred times. At first a
