@@ -1,7 +1,7 @@
-"""Prices of unmeasured attention, by measured attention: another layout of the cache, smaller numbers in it.
+"""Prices of attention by measured attention: of other lengths, another layout, smaller numbers in the cache.
 
-    paged_attention(s sequences, n tokens in all)    as decode_attention(batch s, context n / s), linear
-                                                     between contexts, 64 of them an octave
+    paged_attention(s sequences, n tokens in all)    linear between contexts n / s, 64 of them an octave; as
+                                                     measured there, or decode_attention(batch s, context)
     a cache of 1-byte numbers, one query a sequence  t = sqrt(t_half t_bf16), inside [t_half, t_bf16]
     a cache of 1-byte numbers, prompts               t = t_bf16
 
@@ -46,20 +46,41 @@ def _paged(op: Op, known: Known) -> Price | None:
     context = kv_tokens // sequences
     step = max(1, (1 << max(0, context.bit_length() - 1)) // PARTS)
     low = max(1, context // step * step)
-    below = _decoding(op, sequences, low, known)
+    below = _of_context(op, low, known)
     if kv_tokens <= low * sequences:
-        return below and _of_decoding(below)
-    above = _decoding(op, sequences, low + step, known)
+        return below
+    above = _of_context(op, low + step, known)
     if below is None or above is None:
         return None
     share = (kv_tokens - low * sequences) / (step * sequences)
-    low_price, high_price = _of_decoding(below), _of_decoding(above)
     return replace(
-        low_price,
+        below,
         seconds=below.seconds + share * (above.seconds - below.seconds),
-        low_s=low_price.low_s + share * (high_price.low_s - low_price.low_s),
-        high_s=low_price.high_s + share * (high_price.high_s - low_price.high_s),
+        low_s=below.low_s + share * (above.low_s - below.low_s),
+        high_s=below.high_s + share * (above.high_s - below.high_s),
         cached=below.cached or above.cached,
+    )
+
+
+def _of_context(op: Op, context: int, known: Known) -> Price | None:
+    """Returns the price of as many sequences with `context` tokens each in the mean."""
+    found = known(_with_tokens(op, context))
+    if found is not None:
+        return found
+    if DTYPE_BYTES[op.dtype] == 1.0:
+        whole, half = (
+            known(replace(_with_tokens(op, tokens), dtype=BF16)) for tokens in (context, -(-context // 2))
+        )
+        if whole is not None and half is not None:
+            return _between(half, whole)
+    decoding = _decoding(op, op["sequences"], context, known)
+    return decoding and _of_decoding(decoding)
+
+
+def _with_tokens(op: Op, context: int) -> Op:
+    kv_tokens = op["sequences"] * context
+    return replace(
+        op, shape=tuple((name, kv_tokens if name == "kv_tokens" else op[name]) for name, _ in op.shape)
     )
 
 

@@ -152,6 +152,11 @@ def coordinates(kind: str, shape: Mapping[str, int]) -> Mapping[str, int]:
     if kind in ("decode_attention", "speculative_attention"):
         batch, queries, heads = (own.pop(name) for name in ("batch", "q_heads", "kv_heads"))
         return {**own, "pairs": batch * heads, "group": queries // heads}
+    if kind == "paged_attention":
+        sequences, tokens, queries, heads = (
+            own.pop(name) for name in ("sequences", "kv_tokens", "q_heads", "kv_heads")
+        )
+        return {**own, "context": tokens // sequences, "pairs": sequences * heads, "group": queries // heads}
     if kind == "prefill_attention":
         # Each program takes rows of one query head of a prompt; shared keys hardly matter.
         count, length, cached = _prompts(own)

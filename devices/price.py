@@ -116,7 +116,11 @@ def pricer(
 
     @lru_cache(maxsize=MEMO)
     def price(op: Op) -> Price:
-        found = _from_fits(tariff, op) if fitted else _possible(tariff, op, _from_profile(tariff, op))
+        # Sequences of several lengths are priced between lengths, also where there are fits.
+        fits = fitted and op.kind != "paged_attention"
+        found = known(op) if fits else None
+        if not fitted:
+            found = _possible(tariff, op, _from_profile(tariff, op))
         if found is None and fitted:
             found = _not_below(tariff, op, price_alike(op, known))
         if found is None and (fitted or op.dtype in MULTIPLIED_AS):

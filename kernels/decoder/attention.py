@@ -47,12 +47,17 @@ def attend(
 Cached = Tensor | Sequence[Tensor]
 
 
-def paged_attention(op: Op, q: Tensor, k: Cached, v: Cached, lengths: Tensor) -> Tensor:
+def paged_attention(
+    op: Op, q: Tensor, k: Cached, v: Cached, lengths: Tensor, table: Tensor | None = None
+) -> Tensor:
     """Attends from q [sequences, q_heads, d] to [sequences, q_heads, d]. k, v [kv_tokens, kv_heads, d] hold
     the sequences' tokens one after another, lengths [sequences] of each; or they are the tokens of each
-    sequence. Runs of equal length that lie together are computed together."""
+    sequence; or with a table [sequences, blocks of one] they are blocks [blocks, block_size, kv_heads, d].
+    Runs of equal length that lie together are computed together."""
     del op
     out = torch.empty_like(q)
+    if table is not None:
+        k, v = (_out_of(x, lengths, table) for x in (k, v))
     if not isinstance(k, Tensor):
         for row, (keys, values) in enumerate(zip(k, v, strict=True)):
             mine = [x.transpose(0, 1)[None] for x in (keys, values)]
@@ -71,18 +76,17 @@ def paged_attention(op: Op, q: Tensor, k: Cached, v: Cached, lengths: Tensor) ->
     return out
 
 
+def _out_of(blocks: Cached, lengths: Tensor, table: Tensor) -> list[Tensor]:
+    """Returns the tokens of each sequence, [length, kv_heads, d], out of their blocks."""
+    assert isinstance(blocks, Tensor)
+    found = zip(table.long(), lengths.tolist(), strict=True)
+    return [blocks[own].flatten(0, 1)[:length] for own, length in found]
+
+
 def _runs(lengths: Iterable[int]) -> Iterator[tuple[int, int]]:
     """Yields (length, how many in a row have it)."""
     for length, same in groupby(lengths):
         yield length, len(list(same))
-
-
-def _paged_inputs(op: Op, generator: torch.Generator, device: torch.device) -> tuple[Tensor, ...]:
-    sequences, d = op["sequences"], op["head_dim"]
-    q = random_tensor(op, generator, device, sequences, op["q_heads"], d)
-    cache = op["kv_tokens"], op["kv_heads"], d
-    lengths = torch.tensor(evenly(op["kv_tokens"], sequences), device=device)
-    return q, *(random_tensor(op, generator, device, *cache) for _ in range(2)), lengths
 
 
 def prefill_attention(op: Op, q: Tensor, k: Cached, v: Cached, now: Tensor, cached: Tensor) -> Tensor:
@@ -154,5 +158,4 @@ def prompts_of(op: Op) -> tuple[Sequence[int], Sequence[int]]:
     return evenly(tokens, count), evenly(cached, count)
 
 
-PAGED_ATTENTION = Kernel(paged_attention, paged_attention, _paged_inputs)
 PREFILL_ATTENTION = Kernel(by_device(_flash_prefill, prefill_attention), prefill_attention, _prefill_inputs)

@@ -44,8 +44,9 @@ MOST_DEALT = 1024
 FEW, FEW_WORDS = 8, 1024
 # The most parts of a KV head of a sequence.
 MOST_OF_HEAD = 64
-# Tokens of a part at least: shorter ones take longer to begin than to read.
-LEAST_TOKENS = 512
+# Tokens of a part at least: shorter ones take longer to begin than to read; and in pages, where the first
+# look-up is part of that, but parts of few sequences would be too few.
+LEAST_TOKENS, LEAST_IN_PAGES = 512, 256
 MOST_WARPS = 8
 # Programs of this layout that share a multiprocessor.
 TOGETHER = 2
@@ -100,9 +101,12 @@ class DealtConfig:
         return min(max(2 * self.portions + pairs + 1, pairs * self.even), pairs * self.most)
 
 
-def dealt_config(*, head_dim: int, kv_bytes: int, gpu: Gpu, pairs: int, capacity: int) -> DealtConfig:
+def dealt_config(
+    *, head_dim: int, kv_bytes: int, gpu: Gpu, pairs: int, capacity: int, paged: bool = False
+) -> DealtConfig:
     """Returns the layout for so many pairs of a sequence and a KV head, of so many columns, with up to
-    `capacity` tokens; `kv_bytes` an element of K and V. (Measured on an H200: docs/measurements/kernels.md.)
+    `capacity` tokens; `kv_bytes` an element of K and V; `paged`: whether in pages. (Measured on an H200:
+    docs/measurements/kernels.md.)
 
     >>> shape = {"head_dim": 128, "kv_bytes": 2, "gpu": Gpu(), "capacity": 8192}
     >>> print(dealt_config(**shape, pairs=136))
@@ -117,7 +121,7 @@ def dealt_config(*, head_dim: int, kv_bytes: int, gpu: Gpu, pairs: int, capacity
         stages=depth_beside_others(block, head_dim, kv_bytes, gpu.shared_bytes, TOGETHER),
         warps=WARPS,
         slices=4,
-        least=max(1, LEAST_TOKENS // block),
+        least=max(1, (LEAST_IN_PAGES if paged else LEAST_TOKENS) // block),
         chained=gpu.chained,
         sharers=max(1, gpu.processors // 2),
         even=even_parts(pairs, -(-capacity // block), programs),

@@ -253,7 +253,12 @@ def config_for(q: Tensor, kv: Cache) -> DecodeConfig | DealtConfig:
         config = split_config_for(q, kv)
         return _in_large_blocks(config, kv, gpu) if is_crowded(pairs, gpu.processors) else config
     return dealt_config(
-        head_dim=q.shape[-1], kv_bytes=kv.k.element_size(), gpu=gpu, pairs=pairs, capacity=kv.capacity
+        head_dim=q.shape[-1],
+        kv_bytes=kv.k.element_size(),
+        gpu=gpu,
+        pairs=pairs,
+        capacity=kv.capacity,
+        paged=kv.table is not None,
     )
 
 
@@ -459,6 +464,8 @@ def _decode_attention_kernel(
         gdc_launch_dependents()
     if GATED and tl.load(gate_ptr) == 0:
         return
+    # A block of a whole number to a page lies in one of them, unless windows shift it.
+    ONE_PAGE: tl.constexpr = PAGE > 0 and PAGE % BLOCK == 0 and not WINDOWED
     # The windows of all query tokens together.
     reach = sinks + window + (QUERY_TOKENS - 1)
     if DEALT:
@@ -498,7 +505,7 @@ def _decode_attention_kernel(
         inside = seen(index, token, attended, length, sinks, window, GROUP, QUERY_TOKENS, ROWS, WINDOWED)
         top, sums, out = block_added(
             top, sums, out, q, k_base, v_base, table_ptr, token, inside, scale,
-            stride_k_outer, stride_v_outer, K_TOKEN, V_TOKEN, WIDE, HEAD_DIM, DIM, PAGE,
+            stride_k_outer, stride_v_outer, K_TOKEN, V_TOKEN, WIDE, HEAD_DIM, DIM, PAGE, start, ONE_PAGE,
         )  # fmt: skip
     out, log = part(top, sums, out)
     if SCALED:

@@ -494,11 +494,13 @@ def block_added(
     top, sums, out, q, k_base, v_base, table_ptr, token, inside, scale,
     stride_k_outer, stride_v_outer,
     K_TOKEN: tl.constexpr, V_TOKEN: tl.constexpr, WIDE: tl.constexpr,
-    HEAD_DIM: tl.constexpr, DIM: tl.constexpr, PAGE: tl.constexpr,
+    HEAD_DIM: tl.constexpr, DIM: tl.constexpr, PAGE: tl.constexpr, first=0, ONE_PAGE: tl.constexpr = False,
 ):  # fmt: skip
     """The running softmax (FlashAttention, Dao et al. 2022) with a block of tokens added: those where
-    `inside`, [BLOCK] or [ROWS, BLOCK]."""
-    k = cached_rows(k_base, token, table_ptr, stride_k_outer, K_TOKEN, WIDE, HEAD_DIM, DIM, PAGE).to(q.dtype)
+    `inside`, [BLOCK] or [ROWS, BLOCK]. `first`, ONE_PAGE: see `cached_rows`."""
+    k = cached_rows(
+        k_base, token, table_ptr, stride_k_outer, K_TOKEN, WIDE, HEAD_DIM, DIM, PAGE, first, ONE_PAGE
+    ).to(q.dtype)  # fmt: skip
     scores = tl.dot(q, tl.trans(k), input_precision="tf32x3") * scale
     if len(inside.shape) == 1:
         inside = inside[None, :]
@@ -507,7 +509,9 @@ def block_added(
     higher = tl.maximum(tl.maximum(top, tl.max(scores, 1)), LOWEST)
     shrink = tl.exp2(top - higher)
     weights = tl.exp2(scores - higher[:, None])
-    v = cached_rows(v_base, token, table_ptr, stride_v_outer, V_TOKEN, WIDE, HEAD_DIM, DIM, PAGE).to(q.dtype)
+    v = cached_rows(
+        v_base, token, table_ptr, stride_v_outer, V_TOKEN, WIDE, HEAD_DIM, DIM, PAGE, first, ONE_PAGE
+    ).to(q.dtype)  # fmt: skip
     out = tl.dot(weights.to(q.dtype), v, out * shrink[:, None], input_precision="tf32x3")
     return higher, sums * shrink[:, None] + weights, out
 

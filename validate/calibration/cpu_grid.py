@@ -74,7 +74,8 @@ def speculative(*, context: int, **shape: Any) -> Op:
     return ops.speculative_attention(context=context, chunk=min(128, context // 2), **shape)
 
 
-def _paged(*, batch: int, context: int, **shape: Any) -> Op:
+def paged(*, batch: int, context: int, **shape: Any) -> Op:
+    """Attention of `batch` sequences with `context` tokens each in the mean."""
     return ops.paged_attention(sequences=batch, kv_tokens=batch * context, **shape)
 
 
@@ -119,7 +120,7 @@ DECODER: Mapping[str, Shapes] = {
     "decode_attention": _over(ops.decode_attention, batch=BATCH, heads=HEADS, context=CONTEXT),
     "speculative_attention": _over(speculative, batch=BATCH, heads=HEADS, context=CONTEXT),
     "receive_speculation": _over(ops.receive_speculation, tokens=BATCH, width=HIDDEN),
-    "paged_attention": _over(_paged, batch=BATCH, heads=HEADS, context=CONTEXT[:-1]),
+    "paged_attention": _over(paged, batch=BATCH, heads=HEADS, context=CONTEXT[:-1]),
     "prefill_attention": _over(_prefill, tokens=(4, 16, 64, 256), past=(0, 256), heads=HEADS),
     "kv_copy": _over(ops.kv_copy, tokens=(16, 64, 256), width=(128, 512, 2048)),
     "sample": _over(ops.sample, tokens=(1, 4, 16), vocab=VOCAB),

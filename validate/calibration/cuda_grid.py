@@ -28,7 +28,7 @@ from simcore.ops import convolution as conv
 from simcore.ops import linear_attention as linear
 from simcore.ops import op as ops
 from simcore.ops.op import Op, Shape
-from simcore.validate.calibration.cpu_grid import speculative, square_tile
+from simcore.validate.calibration.cpu_grid import paged, speculative, square_tile
 
 MODELS = Path(__file__).resolve().parents[2] / "scenarios" / "models"
 LLAMA, CODELLAMA = ("llama-3.1-8b", "llama-3.1-70b"), "codellama-34b"
@@ -52,6 +52,11 @@ SEQUENCES = (
 CONTEXT = (
     131, 255, 256, 257, 511, 512, 513, 777, 1023, 1024, 1025, 2047, 4095, 4097, 8201, 16411, 32771, 131201
 )  # fmt: skip
+# Of sequences in blocks. Their lengths differ, so no length is special.
+PAGED_SEQUENCES = (
+    1, 2, 3, 4, 6, 8, 10, 12, 14, 16, 20, 24, 28, 32, 36, 40, 48, 56, 64, 80, 96, 128, 160, 192, 256
+)  # fmt: skip
+PAGED_CONTEXT = (67, 131, 257, 513, 1025, 2049, 4097, 8201, 16411, 65551)
 SPECULATED_CONTEXT = (
     521, 649, 777, 1021, 1033, 1289, 1547, 2039, 2059, 2571, 3083, 4093, 4099, 5125, 6151, 8191, 8201,
     12301, 16381, 16411, 24593, 32749, 32771, 65543, 131201,
@@ -263,6 +268,10 @@ def _decoder() -> Iterator[Family]:
     yield Family(
         "decode_attention", ops.decode_attention, heads_of, {"batch": SEQUENCES, "context": CONTEXT},
         options=BF16, lines=(), besides=_attended_otherwise,
+    )  # fmt: skip
+    yield Family(
+        "paged_attention", paged, heads_of, {"batch": PAGED_SEQUENCES, "context": PAGED_CONTEXT},
+        options=BF16, lines=(),
     )  # fmt: skip
     yield Family(
         "speculative_attention", speculative, heads_of,

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from simcore.input.files import InputError
+from simcore.kernels.decoder.paged_attention import PAGE
 from simcore.kernels.streams import current_gate, one_stream
 from simcore.kernels.table import TABLE
 from simcore.models.decoder import TENSOR, Decoder
@@ -37,7 +38,6 @@ from simcore.validate.machines.buffers.cuda_decoder import (
 )
 from simcore.validate.machines.buffers.cuda_long_convolution import CardLongConvolutionState
 from simcore.validate.machines.buffers.cuda_served import (
-    PAGE,
     SEQUENCES,
     WITH_PROMPTS,
     Cache,
