@@ -18,7 +18,7 @@ from simcore.machine.machine import Machine, Program
 from simcore.machine.trace import Trace
 from simcore.models.long_convolution import LongConvolution, cells
 from simcore.ops import convolution as conv
-from simcore.ops.op import Op, Price
+from simcore.ops.op import Op, Price, Size
 from simcore.schedules.eager import eager
 from simcore.schedules.fractal_tiling import fractal_tiling
 from simcore.schedules.generic_tiling import generic_tiling
@@ -174,6 +174,22 @@ def test_several_positions_end_when_their_host_has_waited_for_all() -> None:
     assert len(ended) == 10
     assert len(set(ended[:4])) == len(set(ended[4:8])) == 1
     assert ended[3] < ended[4] < ended[8] < ended[9]
+
+
+def test_an_op_some_positions_later() -> None:
+    model = LongConvolution(LAYERS, 4, 64)
+    (row,), (column,), (tile,) = model.rows().ops, model.columns().ops, model.tile(4, 4).ops
+    sizes = {"position": 20, "inputs": 20, "outputs": 43}
+    for op in (row, column, tile):
+        moved = conv.ahead(op, 3).at(sizes)
+        assert moved.where("position") == 23
+        # A place is no part of a price.
+        later = {"position": 23, "inputs": 23, "outputs": 40}
+        assert moved.without_place == op.at(later).without_place
+    assert (Size("n", 2) * 3 + 1) + 4 == Size("n", 6, 5) == 2 * (Size("n", 3) + 2) + 1
+    assert model.rows_and_steps(4).most_added == {"inputs": 3}
+    assert model.steps_and_columns(4).most_added == {"outputs": 0}
+    assert model.steps_and_tiles(4).most_added == {}
 
 
 def test_a_launch_computes_a_power_of_two_of_positions() -> None:
