@@ -70,9 +70,17 @@ def model_of(name: str, block: Any, batch: int, prompt: int, dtype: str) -> Long
 
 
 def same_as_on_the_cpu(
-    name: str, block: str, batch: int, prompt: int, device: str, dtype: str, one_launch: bool = False
+    name: str,
+    block: str,
+    batch: int,
+    prompt: int,
+    device: str,
+    dtype: str,
+    one_launch: bool = False,
+    several: int = 1,
 ) -> None:
-    model = replace(model_of(name, block, batch, prompt, dtype), one_launch=one_launch)
+    model = model_of(name, block, batch, prompt, dtype)
+    model = replace(model, one_launch=one_launch, tokens_per_launch=several)
     state, captured, _ = twice(model, name, device)
     assert captured[0] > 0
     assert captured[1] == 0
@@ -105,14 +113,35 @@ def test_steps_in_one_launch_give_the_same(name: str, block: str, batch: int, pr
     same_as_on_the_cpu(name, block, batch, prompt, "cpu", "fp64", one_launch=True)
 
 
+@pytest.mark.parametrize("name", ["lazy", "eager", "fractal", "fractal, sequential from 4"])
+@pytest.mark.parametrize(("block", "batch", "prompt"), [("gate", 2, 0), ("mlp", 1, 6)])
+@pytest.mark.parametrize("several", [2, 4, 16])
+def test_launches_of_several_positions_give_the_same(
+    name: str, block: str, batch: int, prompt: int, several: int
+) -> None:
+    for one_launch in (False, True):
+        same_as_on_the_cpu(name, block, batch, prompt, "cpu", "fp64", one_launch, several)
+
+
 @pytest.mark.skipif(HAS_GPU or not ONE_BY_ONE, reason="for Triton's interpreter")
 @pytest.mark.parametrize("name", ["lazy", "fractal"])
+@pytest.mark.parametrize("several", [1, 4])
 def test_steps_in_one_launch_give_the_same_by_their_kernel(
-    name: str, monkeypatch: pytest.MonkeyPatch
+    name: str, several: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in (placed_tiles, token_step):
         monkeypatch.setattr(module, "has_kernel", lambda x: x.dtype != torch.float64)
-    same_as_on_the_cpu(name, "mlp", 2, 0, "cpu", "fp32", one_launch=True)
+    same_as_on_the_cpu(name, "mlp", 2, 0, "cpu", "fp32", one_launch=True, several=several)
+
+
+@pytest.mark.skipif(HAS_GPU or not ONE_BY_ONE, reason="for Triton's interpreter")
+@pytest.mark.parametrize("name", ["lazy", pytest.param("eager", marks=thorough), "fractal"])
+def test_launches_of_several_positions_give_the_same_by_their_kernels(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(card_long_convolution, "placed_for", lambda x: KERNELS)
+    monkeypatch.setattr(placed_tiles, "has_kernel", lambda x: True)
+    same_as_on_the_cpu(name, "mlp", 1, 6, "cpu", "fp32", several=4)
 
 
 @pytest.mark.skipif(HAS_GPU or not ONE_BY_ONE, reason="for Triton's interpreter")
@@ -141,6 +170,19 @@ def test_the_same_on_a_real_card(
     same_as_on_the_cpu(name, block, batch, prompt, "cuda", dtype, one_launch)
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not HAS_GPU, reason="needs a CUDA device")
+@pytest.mark.parametrize("name", ["lazy", "eager", "fractal", "fractal, sequential from 4"])
+@pytest.mark.parametrize(("block", "batch", "prompt"), [("mlp", 1, 0), ("gate", 2, 6)])
+@pytest.mark.parametrize("dtype", ["fp32", "fp16"])
+@pytest.mark.parametrize("one_launch", [False, True])
+@pytest.mark.parametrize("several", [4, 16])
+def test_launches_of_several_positions_give_the_same_on_a_real_card(
+    name: str, block: str, batch: int, prompt: int, dtype: str, one_launch: bool, several: int
+) -> None:
+    same_as_on_the_cpu(name, block, batch, prompt, "cuda", dtype, one_launch, several)
+
+
 @pytest.mark.parametrize(
     ("tokens", "name", "others"),
     [
@@ -163,6 +205,40 @@ def test_a_graph_is_captured_once_for_all_positions(tokens: int, name: str, othe
         assert state.device_sizes(graph) == {"position"}
         assert not state.captured_sizes(graph)
     assert state.captured_sizes(model.rows()) == {"inputs"}
+
+
+@pytest.mark.parametrize(
+    ("tokens", "name", "graphs"),
+    [
+        # Of positions: the first, and two rows of 29 and 30 inputs; of launches: ends at 4, 8, 16 and 32.
+        (31, "lazy", 2 + 4),
+        # A step, columns of 3, 2 and 1 outputs at the end; of launches: those from 8, 16 and 32 outputs on.
+        (32, "eager", 1 + 3 + 3),
+        # One launch for all, and tiles of sides 4, 8 and 16 after it.
+        (32, "fractal", 1 + 3),
+    ],
+)
+def test_a_graph_of_several_positions_is_captured_once_for_all(tokens: int, name: str, graphs: int) -> None:
+    model = LongConvolution(layers=2, channels=3, tokens=tokens, dtype="fp64", tokens_per_launch=4)
+    state, captured, _ = twice(model, name, "cpu")
+    assert captured == [graphs, 0]
+    for graph in (model.rows_and_steps(4), model.steps_and_columns(4), model.steps_and_tiles(4)):
+        assert state.device_sizes(graph) == {"position"}
+    assert not state.captured_sizes(model.steps_and_tiles(4))
+    # All rows of a launch and all columns have programs enough, and no more than they need.
+    for inputs in (1, 5, 13, 29):
+        bound = state.bound(model.rows_and_steps(4), {"position": 0, "inputs": inputs})
+        rows = [
+            op.at({"position": 0, **bound}) for op in model.rows_and_steps(4).ops if op.kind == "conv_row"
+        ]
+        assert [op["inputs"] for op in rows][-1] == placed_tiles.power_from(inputs + 3)
+        assert all(op["inputs"] >= inputs + i for i, op in enumerate(rows))
+    for outputs in (4, 7, 8, 29):
+        bound = state.bound(model.steps_and_columns(4), {"position": 0, "outputs": outputs})
+        ops = model.steps_and_columns(4).ops
+        columns = [op.at({"position": 0, **bound}) for op in ops if op.kind == "conv_column"]
+        assert columns[0]["outputs"] == placed_tiles.power_from(outputs)
+        assert all(op["outputs"] >= outputs - i for i, op in enumerate(columns))
 
 
 @pytest.mark.parametrize("name", ["lazy", "fractal"])

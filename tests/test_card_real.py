@@ -637,7 +637,8 @@ TILING: dict[str, Any] = {
 
 
 @thorough
-def test_a_tiling_runs_on_a_card_as_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("several", [1, 4])
+def test_a_tiling_runs_on_a_card_as_on_the_cpu(several: int, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[CardLongConvolutionState] = []
 
     def keeping(*given: Any) -> CardLongConvolutionState:
@@ -646,9 +647,8 @@ def test_a_tiling_runs_on_a_card_as_on_the_cpu(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(card_states, "CardLongConvolutionState", keeping)
     real = real_of()
-    outcome = assemble(parse_scenario(TILING, "x"), "x", Place("cuda", real.start, 2)).study.run(
-        lambda *_: None
-    )
+    scenario = parse_scenario({**TILING, "tokens_per_launch": several}, "x")
+    outcome = assemble(scenario, "x", Place("cuda", real.start, 2)).study.run(lambda *_: None)
     totals = [row.value for row in outcome.rows if row.metric == "total_s"]
     assert len(totals) == 2
     assert all(value is not None and value > 0.0 for value in totals)

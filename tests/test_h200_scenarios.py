@@ -24,6 +24,7 @@ SMALLER = {
     "decode_step": ["tokens=1"],
     "codellama_34b": ["context_tokens=[512, 65536]"],
     "tiles": ["tokens=256"],
+    "long_convolution": ["tokens=256"],
     "linear_attention": ["length=[128, 512]", "batch=16"],
 }
 CASES = pytest.mark.parametrize("name", SMALLER)

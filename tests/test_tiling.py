@@ -18,7 +18,7 @@ from simcore.machine.machine import Machine, Program
 from simcore.machine.trace import Trace
 from simcore.models.long_convolution import LongConvolution, cells
 from simcore.ops import convolution as conv
-from simcore.ops.op import Op, Price
+from simcore.ops.op import Op, Price, Size
 from simcore.schedules.eager import eager
 from simcore.schedules.fractal_tiling import fractal_tiling
 from simcore.schedules.generic_tiling import generic_tiling
@@ -134,6 +134,68 @@ def test_every_contribution_is_made_once_in_order_and_from_what_is_there(length:
     model = LongConvolution(LAYERS, 4, length, prompt=prompt)
     for schedule in SCHEDULES if length < 64 else SCHEDULES[::3]:
         assert faults(traced(schedule, model), model) == []
+
+
+@pytest.mark.parametrize("several", [2, 4, 16, 64])
+@pytest.mark.parametrize("length", [1, 2, 4, 5, 8, 17, 32, 33, 50])
+@pytest.mark.parametrize("prompt", [0, 1, 5])
+def test_launches_of_several_positions_make_the_same_contributions(
+    length: int, prompt: int, several: int
+) -> None:
+    if prompt >= length:
+        return
+    model = LongConvolution(LAYERS, 4, length, prompt=prompt, tokens_per_launch=several)
+    for schedule in SCHEDULES:
+        assert faults(traced(schedule, model), model) == []
+
+
+def test_most_positions_are_computed_by_launches_of_several() -> None:
+    """100 positions by 8: 12 launches and 4 positions one by one; lazy's first and eager's last position,
+    which have no history and no column, are among those."""
+    model = LongConvolution(LAYERS, 4, 100, tokens_per_launch=8)
+    names = {"rows_and_steps 8": lazily(), "steps_and_columns 8": eagerly(), "steps_and_tiles 8": fractally()}
+    for name, schedule in names.items():
+        spans = traced(schedule, model).spans
+        several = [span for span in spans if span.graph == name]
+        assert len(several) == 12
+        assert sum(span.graph == "step" for span in spans) == 4
+        # Each launch has the ops of the first, eight positions later.
+        places = [[op.where("position") for op in (each.op for each in span.ops)] for span in several]
+        assert all(found == [x + 8 * i for x in places[0]] for i, found in enumerate(places))
+    # The tiles between them are launches: those after 12 launches, and after three of the last four.
+    graphs = [span.graph for span in traced(fractally(), model).spans]
+    assert sum(name.startswith("tile ") for name in graphs) == 12 + 3
+
+
+def test_several_positions_end_when_their_host_has_waited_for_all() -> None:
+    ended: list[float] = []
+    model = LongConvolution(LAYERS, 4, 10, tokens_per_launch=4)
+    Simulation(work_price).run(lambda m: fractal_tiling(m, model, ended))
+    assert len(ended) == 10
+    assert len(set(ended[:4])) == len(set(ended[4:8])) == 1
+    assert ended[3] < ended[4] < ended[8] < ended[9]
+
+
+def test_an_op_some_positions_later() -> None:
+    model = LongConvolution(LAYERS, 4, 64)
+    (row,), (column,), (tile,) = model.rows().ops, model.columns().ops, model.tile(4, 4).ops
+    sizes = {"position": 20, "inputs": 20, "outputs": 43}
+    for op in (row, column, tile):
+        moved = conv.ahead(op, 3).at(sizes)
+        assert moved.where("position") == 23
+        # A place is no part of a price.
+        later = {"position": 23, "inputs": 23, "outputs": 40}
+        assert moved.without_place == op.at(later).without_place
+    assert (Size("n", 2) * 3 + 1) + 4 == Size("n", 6, 5) == 2 * (Size("n", 3) + 2) + 1
+    assert model.rows_and_steps(4).most_added == {"inputs": 3}
+    assert model.steps_and_columns(4).most_added == {"outputs": 0}
+    assert model.steps_and_tiles(4).most_added == {}
+
+
+def test_a_launch_computes_a_power_of_two_of_positions() -> None:
+    for several in (0, -2, 3, 12):
+        with pytest.raises(ValueError, match="a power of two is needed"):
+            LongConvolution(LAYERS, 4, 16, tokens_per_launch=several)
 
 
 @pytest.mark.parametrize("schedule", [lazily(), eagerly(), fractally(), fractally(half_storage=True)])

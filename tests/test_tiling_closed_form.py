@@ -88,7 +88,7 @@ def random_overheads(random: Random) -> Overheads:
     )
 
 
-def random_model(random: Random, prompts: bool) -> LongConvolution:
+def random_model(random: Random, prompts: bool, several: int = 1) -> LongConvolution:
     tokens = random.randint(1, 80)
     return LongConvolution(
         random.randint(1, 3),
@@ -97,6 +97,7 @@ def random_model(random: Random, prompts: bool) -> LongConvolution:
         batch=random.randint(1, 2),
         prompt=random.choice([0, random.randrange(tokens)]) if prompts else 0,
         block=random.choice(["mlp", "gate"]),
+        tokens_per_launch=several,
     )
 
 
@@ -128,9 +129,10 @@ def at_once(
     return traced(order, graphs, cost, times), ended.tolist()
 
 
-def compare(schedule: Schedule, prompts: bool, seed: int) -> None:
+def compare(schedule: Schedule, prompts: bool, seed: int, several: int = 1) -> None:
     random = Random(seed)
-    model, price, overheads = random_model(random, prompts), random_price(random), random_overheads(random)
+    model = random_model(random, prompts, several)
+    price, overheads = random_price(random), random_overheads(random)
     trace, ended = simulated(schedule, model, price, overheads)
     found, times = at_once(order_of(schedule, model), model, price, overheads)
     assert times == ended
@@ -146,6 +148,32 @@ def compare(schedule: Schedule, prompts: bool, seed: int) -> None:
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_what_is_worked_out_at_once_is_what_the_machine_gives(name: str, seed: int) -> None:
     compare(*SCHEDULES[name], seed)
+
+
+@pytest.mark.parametrize("several", [2, 16])
+@pytest.mark.parametrize("name", ["lazy", "eager", "fractal", "fractal, half stored"])
+def test_so_are_launches_of_several_positions(name: str, several: int) -> None:
+    for seed in range(8):
+        compare(*SCHEDULES[name], seed, several)
+
+
+def test_several_positions_cost_one_launch_and_one_wait() -> None:
+    """Ops take no time: what is left is what the host does, and starts."""
+    launch_s, size_s, wait_s = 30 * STEP_S, 8 * STEP_S, 5 * STEP_S
+    overheads = Overheads(launch_s=launch_s, size_s=size_s, wait_s=wait_s)
+    model = LongConvolution(2, 4, 64, tokens_per_launch=16)
+    for name, expected_s in {
+        # Four launches, and three of the tiles between them, each at a position of its own.
+        "fractal": (4 + 3) * (launch_s + size_s) + 4 * wait_s,
+        # The first position, three launches, and 15 positions one by one, each a row and a step.
+        "lazy": (1 + 3 + 15) * (launch_s + size_s + wait_s) + 15 * launch_s,
+        # Three launches and 16 positions, all but the last with a column.
+        "eager": (3 + 16) * (launch_s + size_s + wait_s) + 15 * launch_s,
+    }.items():
+        _, ended = simulated(
+            SCHEDULES[name][0], model, lambda _: Price(0.0, 0.0, 0.0, "assumed", ""), overheads
+        )
+        assert ended[-1] == pytest.approx(expected_s, rel=1e-12), name
 
 
 @pytest.mark.parametrize("name", SCHEDULES)

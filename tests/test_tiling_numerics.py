@@ -183,6 +183,38 @@ def test_tilings_give_the_direct_sum(name: str) -> None:
         check(at_once, schedule, options, half, draw.randrange(1000))
 
 
+@pytest.mark.parametrize("several", [4, 16])
+@pytest.mark.parametrize("name", PLAIN)
+def test_launches_of_several_positions_give_the_direct_sum(name: str, several: int) -> None:
+    schedule, options, half = PLAIN[name]
+    draw = Random(f"{name} {several}")
+    for model in models(draw, "convolution", (3, 16, 17, 31, 64, 77)):
+        many = replace(model, tiles=HYBRID, tokens_per_launch=several, one_launch=draw.random() < 0.5)
+        check(many, schedule, options, half, draw.randrange(1000))
+
+
+@pytest.mark.parametrize("name", ["lazy", "eager", "fractal", "fractal, half stored"])
+@pytest.mark.parametrize("prompt", [0, 7])
+def test_launches_of_several_positions_give_what_launches_of_one_do(name: str, prompt: int) -> None:
+    """The same kernels on the same operands in the same order."""
+    schedule, options, half = PLAIN[name]
+    found = []
+    for several in (1, 4, 16):
+        shape: dict[str, Any] = {
+            "layers": 2,
+            "channels": CHANNELS,
+            "tokens": 45,
+            "batch": 2,
+            "prompt": prompt,
+        }
+        model = LongConvolution(**shape, tiles=HYBRID, tokens_per_launch=several)
+        state = long_convolution_state(model, half_storage=half)
+        execute(state, schedule, **options, **stored(half))
+        found.append(torch.stack(state.outputs))
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])
+
+
 @pytest.mark.parametrize("half", [False, True])
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_every_implementation_of_a_tile(implementation: conv.Implementation, half: bool) -> None:
@@ -394,7 +426,8 @@ def test_positions_that_are_gone_are_not_read() -> None:
 @pytest.mark.parametrize("name", PLAIN)
 def test_launches_are_those_of_the_simulated_machine(name: str) -> None:
     schedule, options, half = PLAIN[name]
-    model = LongConvolution(layers=2, channels=CHANNELS, tokens=21, prompt=4)
+    several = 4 if name in ("lazy", "fractal") else 1
+    model = LongConvolution(layers=2, channels=CHANNELS, tokens=21, prompt=4, tokens_per_launch=several)
     options = {**options, **stored(half)}
     real = execute(long_convolution_state(model, half_storage=half), schedule, **options)
     simulated = Simulation(by_name({})).run(lambda m: schedule(m, model, [], **options))
@@ -404,7 +437,7 @@ def test_launches_are_those_of_the_simulated_machine(name: str) -> None:
         return [(span.graph, [priced.op for priced in span.ops]) for span in spans]
 
     assert [graph for graph, _ in launches(real)] == [graph for graph, _ in launches(simulated)]
-    assert len(launches(real)) > model.generated
+    assert (len(launches(real)) > model.generated) == (several == 1)
     # What is priced there is what was run here, wherever it works.
     assert [[op.without_place for op in ops] for _, ops in launches(real)] == [
         [op.without_place for op in ops] for _, ops in launches(simulated)

@@ -126,6 +126,61 @@ def test_op_kinds_are_of_the_mixer_or_of_the_block(whole: Outcome) -> None:
             assert fsum(seconds) == pytest.approx(rows[f"{part}_s"].value, rel=1e-9)
 
 
+def test_launches_of_several_positions_do_the_same_work_in_less_time() -> None:
+    """100 tokens by 16 on an H200's host: six launches and a rest of four."""
+    strategies = [{"kind": "lazy"}, {"kind": "eager"}, {"kind": "fractal", "half_storage": [False, True]}]
+    fields: dict[str, Any] = {"device": "h200-sxm", "profile": None, "tokens": 100, "strategies": strategies}
+    one, several = (outcome(**fields, tokens_per_launch=k) for k in (1, 16))
+    for name in ("mixer_flops", "flops", "hbm_bytes", "memory_bytes", "activation_positions_per_token"):
+        assert values(several, name) == pytest.approx(values(one, name), rel=1e-12), name
+    for name in ("mixer_s", "block_s"):
+        assert values(several, name) == pytest.approx(values(one, name), rel=1e-3), name
+    # A rest of four is one launch a position, and what comes before or after all of them but one.
+    tiles = {"fractal, hybrid": 6 + 6 + 4 + 3, "fractal, hybrid, half stored": 6 + 6 + 4 + 3}
+    assert values(several, "launches") == {"lazy": 6 + 4 + 3, "eager": 6 + 4 + 3, **tiles}
+    for label, seconds in values(several, "total_s").items():
+        assert seconds < 0.8 * values(one, "total_s")[label]
+        assert values(several, "token_p50_s")[label] == 0.0
+        assert values(several, "tokens_per_s")[label] == pytest.approx(100 / seconds)
+
+
+@pytest.mark.parametrize("given", [0, 3, 128, 1000, "x", True, 2.0, [4]])
+def test_tokens_per_launch_are_a_power_of_two(given: Any) -> None:
+    with pytest.raises(InputError) as caught:
+        parse_scenario(document(tokens_per_launch=given), "tiny")
+    says = f"tiny: tokens_per_launch: is {given!r} (allowed: 1, 2, 4, 8, 16, 32, 64)"
+    assert str(caught.value) == says
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"launching": "eager"}, "tokens_per_launch: is 4; with launching: eager each kernel is a launch"),
+        ({"strategies": [{"kind": "generic"}]}, "strategies[0]: generic computes one position at a time"),
+        ({"strategies": [{"kind": "relaxed"}]}, "strategies[0]: relaxed computes one position at a time"),
+        (
+            {"strategies": [{"kind": "lazy"}, {"kind": "fractal", "parallel": [True, False]}]},
+            "strategies[1].parallel: false computes one position at a time; tokens_per_launch: 4 needs true",
+        ),
+    ],
+)
+def test_what_computes_one_position_at_a_time_refuses_several(fields: dict[str, Any], says: str) -> None:
+    strategies = [{"kind": "lazy"}, {"kind": "eager"}, {"kind": "fractal"}]
+    with pytest.raises(InputError) as caught:
+        parse_scenario(document(**{"strategies": strategies, "tokens_per_launch": 4, **fields}), "tiny")
+    assert f"tiny: {says}" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_tape_has_two_launches_of_several_positions() -> None:
+    strategies = [{"kind": "lazy"}, {"kind": "fractal"}]
+    parts = assemble(parse_scenario(document(strategies=strategies, tokens_per_launch=8), "tiny"), "tiny")
+    lines = study.tape(parts.study.bench, record)
+    assert lines[0] == "# lazy, 16 positions, 2 layers"
+    assert sum("steps_and_tiles 8" in line for line in lines) == 2
+    assert sum("rows_and_steps 8" in line for line in lines) == 1
+
+
 def test_speed_ups_are_ratios_at_the_same_point(whole: Outcome) -> None:
     for tokens in (48, 64):
         total_s, mixer_s = (values(whole, name, tokens=tokens) for name in ("total_s", "mixer_s"))

@@ -51,8 +51,9 @@ class LongConvolution:
 
     `tokens` is L, including the `prompt` positions of the prompt; `tiles`: the implementation by side;
     `rank`: numbers of state per channel with `mixer` linear_attention; `one_launch`: whether a step is one
-    kernel (`token_step`), where nothing else comes between its layers. Raises ValueError if no position is
-    left to generate.
+    kernel (`token_step`), where nothing else comes between its layers; `tokens_per_launch`: how many
+    positions a schedule computes by one launch where it can, a power of two. Raises ValueError if no position
+    is left to generate.
     """
 
     layers: int
@@ -66,6 +67,7 @@ class LongConvolution:
     tiles: tuple[tuple[int, Implementation], ...] = ()
     rank: int = DEFAULT_RANK
     one_launch: bool = False
+    tokens_per_launch: int = 1
     # A cache of this object alone: `dataclasses.replace` makes a new one for a copy.
     _made: dict[tuple[object, ...], Graph] = field(
         default_factory=dict, init=False, repr=False, compare=False
@@ -74,6 +76,8 @@ class LongConvolution:
     def __post_init__(self) -> None:
         if not 0 <= self.prompt < self.tokens:
             raise ValueError(f"prompt is {self.prompt}; 0 to {self.tokens - 1} of {self.tokens} tokens")
+        if self.tokens_per_launch < 1 or tile_side(self.tokens_per_launch) != self.tokens_per_launch:
+            raise ValueError(f"tokens_per_launch is {self.tokens_per_launch}; a power of two is needed")
 
     @property
     def generated(self) -> int:
@@ -149,6 +153,32 @@ class LongConvolution:
             return (self._tile(side, outputs, 1, self.layers),)
 
         return self._graph("tiles" if sequential else "tile", make, side, outputs)
+
+    # -- graphs of several positions: their sizes are those of the first ----------------------------------
+
+    def rows_and_steps(self, positions: int) -> Graph:
+        """Lazy: `positions` positions, each with its history before its step. Sizes: position, inputs."""
+        return self._several("rows_and_steps", positions, lambda _: self.rows().ops + self.step().ops)
+
+    def steps_and_columns(self, positions: int) -> Graph:
+        """Eager: `positions` positions, each with its column after its step. Sizes: position, outputs."""
+        return self._several("steps_and_columns", positions, lambda _: self.step().ops + self.columns().ops)
+
+    def steps_and_tiles(self, positions: int, sequential_from: int | None = None) -> Graph:
+        """Algorithm 1: the steps of `positions` positions, a power of two that divides the number of those
+        before them, with the tiles between them; not the tile after the last one, whose side differs from
+        launch to launch. Tiles of side `sequential_from` and larger go layer by layer."""
+
+        key = () if sequential_from is None else (sequential_from,)
+
+        def make(i: int) -> tuple[Op, ...]:
+            side = tile_side(i + 1)
+            if side == positions:
+                return self.step().ops
+            in_sequence = any(side >= first for first in key)
+            return self.step().ops + self.tile(side, side, sequential=in_sequence).ops
+
+        return self._several("steps_and_tiles", positions, make, *key)
 
     def prefill(self, outputs: int) -> Graph:
         """The prompt through all layers by FFT, with its contributions to all positions below `outputs`."""
@@ -261,6 +291,15 @@ class LongConvolution:
         if found is None:
             found = self._made[name, *key] = Graph(" ".join((name, *map(str, key))), make())
         return found
+
+    def _several(self, name: str, positions: int, make: Callable[[int], tuple[Op, ...]], *key: int) -> Graph:
+        """A graph of the ops of several positions; `make`: those of one, as if it were the first."""
+
+        def ops() -> tuple[Op, ...]:
+            first, *others = (conv.ahead(op, i) for i in range(positions) for op in make(i))
+            return conv.beginning(first, positions), *others
+
+        return self._graph(name, ops, positions, *key)
 
     def _each_layer(
         self,

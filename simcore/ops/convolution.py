@@ -28,6 +28,9 @@ ACTIVATION_FLOPS = 4.0
 POSITION = Size("position")
 INPUTS = Size("inputs")
 OUTPUTS = Size("outputs")
+# Coordinates of ops of launches that compute several positions: how many positions after that of its launch
+# an op works; of the first op, how many the launch computes.
+AHEAD, OF = "ahead", "of"
 
 
 def _computed(dtype: str) -> str:
@@ -412,6 +415,21 @@ MIXER_KINDS = frozenset(
 PLACED_KINDS = frozenset(
     {f"tile_{name}" for name in IMPLEMENTATIONS} | {"conv_row", "conv_column", "conv_cell", "token_step"}
 )
+
+
+# By how much the sizes of an op differ from those of the same op one position earlier.
+GROWTH: Mapping[str, int] = {POSITION.name: 1, INPUTS.name: 1, OUTPUTS.name: -1}
+
+
+def ahead(op: Op, positions: int) -> Op:
+    """The op of a launch that computes several positions, so many positions after that of the launch."""
+    moved = op.later({name: by * positions for name, by in GROWTH.items()})
+    return replace(moved, place=(*moved.place, (AHEAD, positions)))
+
+
+def beginning(op: Op, positions: int) -> Op:
+    """The op with which a launch that computes so many positions begins."""
+    return replace(op, place=(*op.place, (OF, positions)))
 
 
 def at_layer(op: Op, layer: int, position: Dim = POSITION) -> Op:

@@ -66,15 +66,19 @@ class UnboundSizeError(ValueError):
 @dataclass(frozen=True, slots=True)
 class Size:
     """A dimension that a captured graph reads from device memory at each replay: `scale` times the number
-    with this name."""
+    with this name, plus `more`."""
 
     name: str
     scale: int = 1
+    more: int = 0
 
     def __mul__(self, factor: int) -> "Size":
-        return Size(self.name, self.scale * factor)
+        return Size(self.name, self.scale * factor, self.more * factor)
 
     __rmul__ = __mul__
+
+    def __add__(self, more: int) -> "Size":
+        return Size(self.name, self.scale, self.more + more)
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +185,11 @@ class Op:
             raise UnboundSizeError(f"{self.kind} {self.name}: {name} is read at run time")
         return value
 
+    def later(self, more: Mapping[str, int]) -> "Op":
+        """This op with so much more of its run-time sizes, also of those in its place, by their names."""
+        parts = self._each_part(lambda part: part.later(more))
+        return replace(self, shape=_more(self.shape, more), place=_more(self.place, more), parts=parts)
+
     def at(self, sizes: Mapping[str, int]) -> "Op":
         """This op with its run-time sizes replaced by numbers. Raises KeyError if a size is missing."""
         shape = tuple([(k, v if type(v) is int else _number(v, sizes)) for k, v in self.shape])
@@ -196,11 +205,15 @@ class Op:
 
 
 def _number(value: Dim, sizes: Mapping[str, int]) -> int:
-    return sizes[value.name] * value.scale if isinstance(value, Size) else value
+    return sizes[value.name] * value.scale + value.more if isinstance(value, Size) else value
 
 
 def _bound(shape: Shape, sizes: Mapping[str, int]) -> Shape:
     return tuple([(k, _number(v, sizes)) for k, v in shape])
+
+
+def _more(shape: Shape, more: Mapping[str, int]) -> Shape:
+    return tuple([(k, v + more.get(v.name, 0) if isinstance(v, Size) else v) for k, v in shape])
 
 
 def _sizes(shape: Shape) -> frozenset[str]:
@@ -270,6 +283,15 @@ class Graph:
     def needs(self) -> frozenset[str]:
         """The names of the run-time sizes that a launch of this graph must give."""
         return frozenset().union(*(op.needs for op in self.ops))
+
+    @cached_property
+    def most_added(self) -> Mapping[str, int]:
+        """By the names of the run-time sizes in the shapes of its ops: the most that an op adds to one."""
+        found: dict[str, int] = {}
+        for _, value in (each for op in self.ops for each in op.shape):
+            if isinstance(value, Size):
+                found[value.name] = max(value.more, found.get(value.name, value.more))
+        return found
 
     def __add__(self, other: "Graph") -> "Graph":
         """Both graphs captured as one, in this order."""

@@ -6,6 +6,10 @@
 With `parallel`, one launch after the position computes the tiles of all layers (section 3.5); without it they
 go layer by layer, as Algorithm 1 is printed. The largest tiles may go layer by layer to save memory (App. E),
 and half of the activations need never be stored (App. D).
+
+A launch computes K = `model.tokens_per_launch` positions with `parallel`: their steps and the K - 1 tiles
+between them. Since K is a power of two, these tiles have the same sides in all such launches, all below K;
+only the tile after the last position differs, and is a launch of its own.
 """
 
 from simcore.machine.machine import Machine, Program
@@ -30,16 +34,29 @@ def fractal_tiling(
     half = model.prompt + half_length(model.generated)
     # With half storage, the carry includes the prompt's contributions to the second half.
     yield from prefill(m, model, ended_s, outputs=half if half_storage else None)
-    for t in range(model.prompt, model.tokens):
-        sizes, carries = {"position": t}, half_storage and t + 1 == half
-        if not parallel and not carries and t + 1 < model.tokens:
-            step = m.launch(model.tile_step(*_tile(model, t)), sizes=sizes)
+    t = model.prompt
+    while t < model.tokens:
+        count = _count(model, t, half if half_storage else None) if parallel else 1
+        last = t + count - 1
+        sizes, carries = {"position": last}, half_storage and last + 1 == half
+        if not parallel and not carries and last + 1 < model.tokens:
+            step = m.launch(model.tile_step(*_tile(model, last)), sizes=sizes)
         else:
-            step = m.launch(model.step(), sizes=sizes)
-            if t + 1 < model.tokens:
-                m.launch(_carry(model, half) if carries else _tiles(model, t, sequential_from), sizes=sizes)
+            graph = model.step() if count == 1 else model.steps_and_tiles(count, sequential_from)
+            step = m.launch(graph, sizes={"position": t})
+            if last + 1 < model.tokens:
+                tiles = _carry(model, half) if carries else _tiles(model, last, sequential_from)
+                m.launch(tiles, sizes=sizes)
         yield m.wait(step)
-        ended_s.append(m.now())
+        ended_s.extend([m.now()] * count)
+        t = last + 1
+
+
+def _count(model: LongConvolution, t: int, half: int | None) -> int:
+    """The number of positions that a launch computes from t on: no carry comes between them."""
+    end = model.tokens if half is None or t >= half else half
+    several = model.tokens_per_launch
+    return several if t + several <= end else 1
 
 
 def _tile(model: LongConvolution, t: int) -> tuple[int, int]:

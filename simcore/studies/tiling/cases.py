@@ -25,12 +25,13 @@ MEASURED = ("measured", "interpolated", "carried")
 @dataclass(frozen=True, slots=True, eq=False)
 class Case:
     """One strategy at one point; its list fields have one value. `axes`: the point; `dtype`: of the model;
-    `step`: how its positions are computed, as in a scenario."""
+    `step`, `tokens_per_launch`: how its positions are computed, as in a scenario."""
 
     axes: TilingAxes
     strategy: TilingStrategy
     dtype: str
     step: str = "auto"
+    tokens_per_launch: int = 1
 
     @property
     def generated(self) -> int:
@@ -60,7 +61,8 @@ def cases(scenario: TilingScenario) -> Iterator[Case]:
                             scenario.prompt_tokens,
                             batch,
                         )
-                        yield Case(axes, variant, scenario.dtype, scenario.model.step)
+                        how = scenario.model.step, scenario.tokens_per_launch
+                        yield Case(axes, variant, scenario.dtype, *how)
 
 
 def lanes(case: Case, side: int) -> Lanes:
@@ -106,6 +108,7 @@ def model_of(case: Case, tiles: Choice, price: Pricer) -> LongConvolution:
         dtype=case.dtype,
         tiles=tiles,
         rank=rank,
+        tokens_per_launch=case.tokens_per_launch,
     )
     return replace(model, one_launch=mixer == "convolution" and steps_in_one_launch(case.step, model, price))
 

@@ -265,6 +265,7 @@ def launched(bench: Bench) -> Iterator[Op]:
 
 # -- the tape ----------------------------------------------------------------------------------------
 
+# Positions that are printed, at least as many as two launches compute.
 PRINTED = 8
 
 
@@ -277,10 +278,11 @@ def tape(bench: Bench, record: Any) -> list[str]:
         if case.axes.label in seen:
             continue
         seen.add(case.axes.label)
+        positions = max(PRINTED, 2 * case.tokens_per_launch)
         prompt = min(case.axes.prompt_tokens, PRINTED // 2)
-        short = replace(case, axes=replace(case.axes, tokens=PRINTED, prompt_tokens=prompt))
+        short = replace(case, axes=replace(case.axes, tokens=positions, prompt_tokens=prompt))
         model = bench.model(short)
         with bench.blamed(case):
             found = record(lambda m, short=short, model=model: short.strategy.program(m, model, []))
-        lines += [f"# {case.axes.label}, {PRINTED} positions, {case.axes.layers} layers", *found.lines]
+        lines += [f"# {case.axes.label}, {positions} positions, {case.axes.layers} layers", *found.lines]
     return lines

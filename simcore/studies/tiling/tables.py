@@ -15,7 +15,8 @@ from simcore.studies.tiling.runner import Bench, Result
 
 # Most stretches of tokens.
 MOST_STEPS = 2048
-# Positions of the run whose launches are drawn, and most of them that are a prompt.
+# Positions of the run whose launches are drawn, at least as many as two launches compute, and most of them
+# that are a prompt.
 DRAWN, DRAWN_PROMPT = 32, 8
 SHORTEST = 1 << 8
 
@@ -84,7 +85,8 @@ def tiles(bench: Bench, case: Case) -> Iterator[Record]:
 def drawn(case: Case) -> Case:
     """Returns the case over few positions, so that each launch can be drawn."""
     prompt = min(case.axes.prompt_tokens, DRAWN_PROMPT)
-    return replace(case, axes=replace(case.axes, tokens=DRAWN, prompt_tokens=prompt, batch=1))
+    positions = max(DRAWN, 2 * case.tokens_per_launch)
+    return replace(case, axes=replace(case.axes, tokens=positions, prompt_tokens=prompt, batch=1))
 
 
 def covered(case: Case, trace: Trace) -> Iterator[Record]:

@@ -6,6 +6,9 @@ not move. So do those of tiles, rows and columns (`placed_tiles`); a row or a co
 power of two of inputs or outputs, whose programs they share. Only a prompt is captured with its positions.
 The op after a block writes the layer's output to its place, so no copies are launched that the model does not
 have. Outputs stay in the last level.
+
+Of a launch that computes several positions the host writes the first; the graph begins with a kernel that
+writes all of them, and the ops of each position read their own. So one graph serves all such launches too.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,7 +20,7 @@ from simcore.kernels.long_convolution.placed import placed_for
 from simcore.kernels.long_convolution.placed_tiles import column_at, power_from, row_at, tile_at
 from simcore.kernels.streams import current_gate
 from simcore.models.long_convolution import LongConvolution
-from simcore.ops.convolution import IMPLEMENTATIONS, POSITION
+from simcore.ops.convolution import AHEAD, IMPLEMENTATIONS, OF, POSITION
 from simcore.ops.op import Graph, Op
 from simcore.validate.machines.buffers.long_convolution import (
     LongConvolutionState,
@@ -38,6 +41,12 @@ class CardLongConvolutionState(CardState):
         drawn = parameters(model, seed, torch_dtype(model.dtype)).to(device)
         self.inner = LongConvolutionState(model, drawn, outputs_stay=True)
         self.position = torch.zeros(1, dtype=torch.int32, device=device)
+        # The positions of a launch of several, each four times: then all are at multiples of 16 bytes, as
+        # Triton compiles kernels for such addresses and for others.
+        several = torch.arange(model.tokens_per_launch, dtype=torch.int32, device=device)
+        self._aheads = several[:, None].expand(-1, 4).contiguous()
+        self._positions = torch.zeros_like(self._aheads)
+        self._position_ahead = [row[:1] for row in self._positions]
         self._at = placed_for(drawn.given)
         # Inside a step: the output of the layer below, the layer's sums, the next input inside the block.
         self._below = self._input = drawn.given.new_empty(model.batch, model.channels)
@@ -79,10 +88,13 @@ class CardLongConvolutionState(CardState):
         return graph.needs - self.device_sizes(graph) if graph.kinds <= self._served else graph.needs
 
     def bound(self, graph: Graph, sizes: Mapping[str, int]) -> Mapping[str, int]:
-        """Returns the captured sizes, of rows and columns rounded up to powers of two."""
+        """Returns the captured sizes, of rows and columns so that the largest is rounded up to a power of
+        two."""
         found = super().bound(graph, sizes)
-        rounded = graph.kinds & {"conv_row", "conv_column"}
-        return {name: power_from(value) for name, value in found.items()} if rounded else found
+        if not graph.kinds & {"conv_row", "conv_column"}:
+            return found
+        most = graph.most_added
+        return {name: power_from(value + most[name]) - most[name] for name, value in found.items()}
 
     def sizes(self, stream: str) -> Mapping[str, Tensor]:
         """Returns the position, the same for all streams: there is one set of activations."""
@@ -101,6 +113,8 @@ class CardLongConvolutionState(CardState):
         """Runs any op of the model's graphs. Raises ValueError if it would have to read a gate."""
         if current_gate() is not None:
             raise ValueError(f"--on cuda: {op.kind} {op.name} reads no gate")
+        if OF in dict(op.place):
+            torch.add(self.position, self._aheads, out=self._positions)
         # Blocks of a prompt, and of mixers without cells, work at the places that their ops give.
         in_step = self._in_step or op.kind == "conv_cell"
         otherwise = self._methods.get(op.kind, self.inner.execute) if in_step else self.inner.execute
@@ -110,6 +124,11 @@ class CardLongConvolutionState(CardState):
     def skip(self, op: Op) -> None:
         """Goes on: a step begins with its first cell and ends with the next input."""
         self._in_step = op.kind != "next_input" and (self._in_step or op.kind == "conv_cell")
+
+    def _position(self, op: Op) -> Tensor:
+        """Returns where an op reads its position."""
+        place = dict(op.place)
+        return self._position_ahead[op.where(AHEAD)] if AHEAD in place else self.position
 
     # -- a step ----------------------------------------------------------------------------------------------
 
@@ -124,9 +143,8 @@ class CardLongConvolutionState(CardState):
         if first:
             self._below = self._input
         tap = self.inner.taps[layer - 1, :, 0]
-        self._at.cell(
-            self._below, self._level(layer - 1), tap, self._level(layer), self.position, self._sums, first
-        )
+        levels = self._level(layer - 1), tap, self._level(layer)
+        self._at.cell(self._below, *levels, self._position(op), self._sums, first)
 
     def _multiply(self, op: Op) -> None:
         x = {"up": self._sums, "gate_projection": self._below}.get(op.name, self._hidden)
@@ -142,15 +160,15 @@ class CardLongConvolutionState(CardState):
         self._below = run_kernel(op, self._hidden, self._sums)
 
     def _next_input(self, op: Op) -> None:
-        del op
         last, noise = self._level(self.inner.model.layers), self.inner.parameters.noise
-        self._at.next_input(self._below, last, noise, self.position, self._level(0))
+        self._at.next_input(self._below, last, noise, self._position(op), self._level(0))
 
     # -- a step in one launch, tiles, rows and columns -----------------------------------------------------
 
     def _token_step(self, op: Op) -> None:
         inner = self.inner
-        run_kernel(op, inner.a, inner.taps, self.position, inner.parameters.noise, *self._step_matrices)
+        position, noise = self._position(op), inner.parameters.noise
+        run_kernel(op, inner.a, inner.taps, position, noise, *self._step_matrices)
 
     def _operands(self, op: Op) -> Operands:
         """Returns all positions of the levels below and of the levels of an op, and their taps from lag 1
@@ -161,10 +179,10 @@ class CardLongConvolutionState(CardState):
 
     def _row(self, op: Op) -> None:
         most, since = power_from(op["inputs"]), self.inner.model.prompt
-        row_at(*self._operands(op), self.position, most=most, since=since)
+        row_at(*self._operands(op), self._position(op), most=most, since=since)
 
     def _column(self, op: Op) -> None:
-        column_at(*self._operands(op), self.position, most=power_from(op["outputs"]))
+        column_at(*self._operands(op), self._position(op), most=power_from(op["outputs"]))
 
     def _tile(self, op: Op) -> None:
         below, taps, levels = self._operands(op)
@@ -172,4 +190,4 @@ class CardLongConvolutionState(CardState):
         if op.kind.endswith("fft"):
             spectrum = self.inner.spectra[op["side"]]
             operand = spectrum.narrow(0, op.where("layer") - 1, op["layers"])
-        tile_at(op, below, operand, levels, self.position)
+        tile_at(op, below, operand, levels, self._position(op))
