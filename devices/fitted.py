@@ -104,7 +104,7 @@ class Birth:
     processor: str = Field(description="on what")
     threads: Count | None = Field(description="on how many threads of a CPU")
     versions: dict[str, str] = Field(description="with what software, by name")
-    points: Count = Field(description="shapes that were measured: lines of points.csv")
+    points: int = Field(ge=0, description="shapes that were measured: lines of points.csv; of verbs none")
     runs: Count | None = Field(description="runs of each shape")
     spread: NonNegative | None = Field(
         description="width of the middle 80 % of a shape's runs over their median; the median over all shapes"

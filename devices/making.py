@@ -172,16 +172,20 @@ def _write_points(lines: Iterable[Sequence[object]], path: Path) -> None:
 
 # Before the number of shapes that a source keeps where others were measured later.
 STAY = ", of which stay "
+# What stands for the costs of verbs beside kinds of op.
+VERBS = "verbs"
 
 
 def measured_of(profile: FittedProfile, kinds: Collection[str]) -> set[str]:
-    """Returns those of some kinds of op that a profile has points of."""
-    return {point.kind for point in profile.points} & {*kinds}
+    """Returns those of some kinds of op that a profile has points of, and VERBS if it has costs of them."""
+    verbs = {VERBS} if profile.overheads else set[str]()
+    return ({point.kind for point in profile.points} | verbs) & {*kinds}
 
 
 def renewed(before: FittedProfile, later: FittedProfile, kinds: Collection[str]) -> FittedProfile:
-    """Returns a profile with a later one's fits and points of some kinds of op in place of its own; kinds of
-    which the later one has none stay. Raises InputError if it is of another device, or was not measured."""
+    """Returns a profile with a later one's fits and points of some kinds of op, and for VERBS its costs, in
+    place of its own; kinds of which the later one has none stay. Raises InputError if it is of another
+    device, or was not measured."""
     if before.birth is None or later.birth is None or before.device != later.device:
         raise InputError(f"{before.name}: was not measured on {later.device}, so that no kind can be renewed")
     kinds = measured_of(later, kinds)
@@ -197,9 +201,11 @@ def renewed(before: FittedProfile, later: FittedProfile, kinds: Collection[str])
     births.append(Renewed(names, replace(later.birth, points=len(new)), later.notes))
     birth = replace(before.birth, points=own) if own else births.pop(0).birth
     said = [
-        f"{', '.join(each.kinds)}: {each.birth.date.partition('T')[0]}, {each.birth.points} shapes"
+        f"{', '.join(each.kinds)}: {each.birth.date.partition('T')[0]}"
+        + (f", {each.birth.points} shapes" if each.birth.points else "")
         for each in births
     ]
+    costs = later.overheads if VERBS in kinds else {}
     return replace(
         before,
         source="; ".join([f"{before.source.partition(STAY)[0]}{STAY}{own}", *said]),
@@ -208,6 +214,7 @@ def renewed(before: FittedProfile, later: FittedProfile, kinds: Collection[str])
             *(row for row in later.fits if row.kind in kinds),
         ),
         points=(*kept, *new),
+        overheads={**before.overheads, **costs},
         birth=birth,
         renewed=tuple(births),
     )

@@ -342,12 +342,13 @@ def _on_device(scenario: Scenario, where: str, device: DeviceInUse, place: Place
     hardware = _hardware(where, scenario, device, link, place, config)
     price = partial(hardware.price, 1, None, True)
     # The key is a text of all figures of the device and its profile: it is made only if prices are kept.
+    in_graph_s = _in_graph_s(scenario, hardware.overheads)
     if (folder := cache_folder()) is not None and not hardware.measured:
-        kept = KeptPrices(_price_key(device, link, hardware.overheads.in_graph_s), folder)
+        kept = KeptPrices(_price_key(device, link, in_graph_s), folder)
         hardware = replace(hardware, kept=kept)
     if (given := place.prices) is not None:
         hardware = replace(hardware, price=lambda ranks, latency_s, free: given, kept=None)
-    hardware = replace(hardware, price=_all_in_graphs(hardware.price, hardware.overheads.in_graph_s))
+    hardware = replace(hardware, price=_all_in_graphs(hardware.price, in_graph_s))
     described = _described(device, link, _formats(hardware.dtypes), hardware.overheads)
     if isinstance(scenario, ServingScenario):
         figures = _figures(where, scenario, ServingPublished, spec, warnings, config)
@@ -365,6 +366,14 @@ def _on_device(scenario: Scenario, where: str, device: DeviceInUse, place: Place
     warnings += _format_warnings(spec, hardware.dtypes)
     warnings += format_warnings(scenario.dtype, scenario.dtypes, config)
     return Parts(study, warnings, described, price, scenario, format_notes(scenario.dtype, config))
+
+
+def _in_graph_s(scenario: Scenario, overheads: Overheads) -> float:
+    """Returns the time of a kernel in a graph beyond its price, in seconds: of steps that serve, their own if
+    it is known, and the scenario does not give that of all graphs."""
+    serves = isinstance(scenario, ServingScenario) and scenario.overheads.in_graph_s is None
+    given = isinstance(scenario, ServingScenario) and scenario.overheads.in_step_s is not None
+    return overheads.in_step_s if given or (serves and overheads.in_step_s) else overheads.in_graph_s
 
 
 def _price_key(device: DeviceInUse, link: Link | None, in_graph_s: float) -> str:

@@ -49,6 +49,7 @@ from simcore.validate.calibration import cuda as card_calibrate
 from simcore.validate.calibration import cuda_host as card_host
 from simcore.validate.calibration import cuda_nodes as card_nodes
 from simcore.validate.calibration import cuda_sharing as card_sharing
+from simcore.validate.calibration import cuda_steps as card_steps
 from simcore.validate.calibration.cuda import calibrate_card, own_line, profile_of
 from simcore.validate.calibration.cuda_grid import CONTEXT, drawn, families, grid
 from simcore.validate.program import run as run_program
@@ -382,19 +383,43 @@ def test_what_kernels_take_in_graphs_is_among_the_overheads_or_noted(
             raise found
         return found
 
-    monkeypatch.setattr(card_nodes, "KINDS", frozenset({"sample"}))
+    for module in (card_nodes, card_steps):
+        monkeypatch.setattr(module, "KINDS", frozenset({"sample"}))
     monkeypatch.setattr(card_nodes, "node_costs_here", costs)
+    monkeypatch.setattr(card_steps, "step_costs_here", lambda *_: [(each, 1e-4) for each in costs(*_)])
     table = {"sample": TABLE["sample"]}
     _, profile = calibrate_card(tmp_path / "local", True, quiet, table=table, within_s=60.0)
     if isinstance(found, Exception):
-        assert "in_graph_s" not in profile.overheads
+        assert not {"in_graph_s", "in_step_s", "batch_s"} & profile.overheads.keys()
         assert "in_graph_s could not be measured: RuntimeError: no room" in profile.notes
     else:
-        assert profile.overheads["in_graph_s"] == pytest.approx(4e-7 if len(found) > 1 else 0.0)
-        assert any(note.startswith("in_graph_s: ") for note in profile.notes)
+        for name in ("in_graph_s", "in_step_s"):
+            assert profile.overheads[name] == pytest.approx(4e-7 if len(found) > 1 else 0.0)
+            assert any(note.startswith(f"{name}: ") for note in profile.notes)
+        assert profile.overheads["batch_s"] == 1e-4
     assert profile.overheads["launch_s"] == 6e-6
     assert any("shapes could not be measured" in note for note in profile.notes)
     assert load_profile("h200-sxm", str(tmp_path / "local")) == profile
+
+
+def test_costs_of_verbs_are_renewed_alone(
+    card: Callable[..., list[Op]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = card(nothing)
+    target, table = tmp_path / "local", {"sample": TABLE["sample"]}
+    _, before = calibrate_card(target, True, quiet, table=table, within_s=60.0)
+    count = len(seen)
+    monkeypatch.setattr(card_nodes, "node_costs_here", lambda *_: [3e-7])
+    monkeypatch.setattr(card_steps, "step_costs_here", lambda *_: [(5e-7, 2e-4)])
+    _, after = calibrate_card(target, False, quiet, table=table, within_s=60.0, kinds="verbs")
+    assert len(seen) == count
+    new = {"in_graph_s": 3e-7, "in_step_s": 5e-7, "batch_s": 2e-4}
+    assert after == replace(
+        before, overheads={**before.overheads, **new}, source=after.source, renewed=after.renewed
+    )
+    assert [each.kinds for each in after.renewed] == [("verbs",)]
+    assert any(note.startswith("in_step_s: ") for note in after.renewed[0].notes)
+    assert load_profile("h200-sxm", str(target)) == after
 
 
 def test_jumps_are_found_between_measured_shapes(

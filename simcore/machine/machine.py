@@ -129,10 +129,12 @@ class Overheads:
     return_s: float = _cost("part of a launch's host time after the device has been given the graph, s")
     start_s: float = _cost("from when an idle device has been given a graph until its first kernel begins, s")
     size_s: float = _cost("host time of a size in device memory that differs from the launch before, s")
+    batch_s: float = _cost("host time of a launch beyond the others' if it says whose tokens it computes, s")
     wait_s: float = _cost("host time of coming back from a wait or a read, s")
     message_s: float = _cost("host time of one send or receive, s")
     gate_s: float = _cost("device time of a kernel that reads its flag and returns, s")
     in_graph_s: float = _cost("device time of a kernel beyond its price if others stand before it, s")
+    in_step_s: float = _cost("the same in steps that serve, s; 0: as in_graph_s")
 
     def whole_launch_s(self, kernels: int) -> float:
         """Host time of a launch of a graph with `kernels` kernels."""

@@ -287,7 +287,10 @@ class SimMachine:
         info = sim.info(graph, self.rank)
         size_update_s = self._size_update_s(info.device_sizes, given) if info.device_sizes else 0.0
         busy_s, now_s = self._busy_until_s, self._env.now
-        self._busy_until_s = busy_s = (now_s if now_s > busy_s else busy_s) + (info.launch_s + size_update_s)
+        host_s = info.launch_s + size_update_s
+        if batch is not None:
+            host_s += self._overheads.batch_s
+        self._busy_until_s = busy_s = (now_s if now_s > busy_s else busy_s) + host_s
         issued_s = busy_s - info.back_s
         tickets: Any = ()
         if after:

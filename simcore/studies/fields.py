@@ -71,10 +71,12 @@ class HostOverheads(Strict):
     return_s: Seconds | None = _COSTS["return_s"]
     start_s: Seconds | None = _COSTS["start_s"]
     size_s: Seconds | None = _COSTS["size_s"]
+    batch_s: Seconds | None = _COSTS["batch_s"]
     wait_s: Seconds | None = _COSTS["wait_s"]
     message_s: Seconds | None = _COSTS["message_s"]
     gate_s: Seconds | None = _COSTS["gate_s"]
     in_graph_s: Seconds | None = _COSTS["in_graph_s"]
+    in_step_s: Seconds | None = _COSTS["in_step_s"]
 
     def given(self) -> dict[str, float]:
         """Returns the given costs, in seconds by name. If `launch_s` is given, the other costs of a launch

@@ -32,11 +32,13 @@ from simcore.devices.interpolation import Role, correction
 from simcore.devices.making import (
     ALIKE,
     COLUMNS,
+    VERBS,
     Point,
     as_read,
     cells,
     check_target,
     fits,
+    measured_of,
     shape_text,
     write_renewed,
     write_whole,
@@ -53,6 +55,7 @@ from simcore.validate.benchmarks.timing import Card, birth, measure_card, one_li
 from simcore.validate.calibration import cuda_host as card_host
 from simcore.validate.calibration import cuda_nodes as card_nodes
 from simcore.validate.calibration import cuda_sharing as card_sharing
+from simcore.validate.calibration import cuda_steps as card_steps
 from simcore.validate.calibration.cuda_grid import Family, drawn, families, grid
 from simcore.validate.calibration.records import (
     NAME,
@@ -96,15 +99,16 @@ def calibrate_card(
 ) -> tuple[Path, FittedProfile]:
     """Measures, fits and writes the profile folder `target` (default: the device's own), completely or not at
     all; returns both. Shapes that are not reached `within_s` are left out and noted. `kinds`: names of kinds
-    of op with commas between, which alone are measured anew: all else of the profile stays. Raises InputError
-    if there is no CUDA card, if the catalogue lacks it, or if there is no profile to renew kinds of."""
+    of op with commas between, or VERBS, which alone are measured anew: all else of the profile stays. Raises
+    InputError if there is no CUDA card, if the catalogue lacks it, or if there is no profile to renew kinds
+    of."""
     begun_s = time.perf_counter()
     device = this_card()
     target = target or profile_path(device)
     check_target(target, device)
-    few = named("--kinds", kinds, table, needed=bool(kinds))
+    few = named("--kinds", kinds, (*table, VERBS), needed=bool(kinds))
     if few:
-        table = {kind: table[kind] for kind in few}
+        table = {kind: table[kind] for kind in few if kind != VERBS}
         load_profile(device, str(target / "profile.yaml"))
     progress("what the card reaches", 0, 1)
     memory = f"memory was taken {take_memory_in_segments()}"
@@ -117,20 +121,25 @@ def calibrate_card(
     measured_s = within_s - (0.0 if few else min(ENDING_S, ENDING_SHARE * within_s))
     left_out = measure_all(table, quick, measuring, progress, begun_s + measured_s)
     points, failed = list(measuring.points.values()), list(measuring.failed.values())
-    if not points:
+    if not points and few != [VERBS]:
         if not measuring.goes_on:
             unfinished.unlink(missing_ok=True)
         raise InputError(f"--on cuda: nothing could be measured; {failed[0] if failed else 'no time'}")
     if few:
-        found, born = {point.op.kind for point in points}, _birth(card, points, reached)
-        later = profile_of(device, points, born, {}, failed, left_out, quick, found)
-        said = [f"{kind}: stays, as none was measured" for kind in few if kind not in found]
+        costs, said = dict[str, float](), list[str]()
+        if VERBS in few:
+            costs, said = _overheads(measuring.floor, card, progress, graphs=True)
         said += ["measured with --quick"] if quick else []
+        later = _later(device, target, points, _birth(card, points, reached), costs, failed, left_out, quick)
+        missing = [kind for kind in few if kind not in measured_of(later, few)]
+        said += [f"{kind}: stays, as none was measured" for kind in missing]
         later = replace(later, notes=(*later.notes, *said))
         profile = write_renewed(target, later, map(cells, points), few)
         unfinished.unlink(missing_ok=True)
         return target, profile
-    costs, verb_notes = _overheads(measuring.floor, card, progress, graphs=table.keys() >= card_nodes.KINDS)
+    costs, verb_notes = _overheads(
+        measuring.floor, card, progress, graphs=table.keys() >= card_nodes.KINDS | card_steps.KINDS
+    )
     profile = profile_of(device, points, _birth(card, points, reached), costs, failed, left_out, quick)
     notes = (*profile.notes, memory, *verb_notes)
     profile = replace(profile, notes=notes, contention=_contention(target, device))
@@ -142,6 +151,26 @@ def calibrate_card(
         profile = replace(profile, notes=(*notes, *said), contention=shared)
         write_whole(profile, points, target)
     return target, profile
+
+
+def _later(
+    device: str,
+    target: Path,
+    points: Sequence[Point],
+    born: Birth,
+    costs: Mapping[str, float],
+    failed: Sequence[str],
+    left_out: int,
+    quick: bool,
+) -> FittedProfile:
+    """Returns the profile of what was measured of few kinds of op; of costs alone, with the fits in
+    `target`, which stay."""
+    if points:
+        found = {point.op.kind for point in points}
+        return profile_of(device, points, born, costs, failed, left_out, quick, found)
+    before = load_profile(device, str(target / "profile.yaml"))
+    assert isinstance(before, FittedProfile)
+    return replace(before, overheads=dict(costs), birth=born, notes=())
 
 
 def _overheads(
@@ -157,8 +186,11 @@ def _overheads(
             found = card_nodes.node_costs_here(floor, card)
             costs["in_graph_s"] = card_nodes.node_cost(found)
             notes.append(card_nodes.profile_note(found))
+            each = card_steps.step_costs_here(floor, card)
+            costs |= card_steps.costs_of(each)
+            notes.append(card_steps.profile_note(each))
     except card_measure.FAILURES as error:
-        missing = "in_graph_s" if costs else "what verbs cost"
+        missing = "in_step_s" if "in_graph_s" in costs else "in_graph_s" if costs else "what verbs cost"
         notes.append(f"{missing} could not be measured: {one_line(error)}")
         card_measure.go_on()
     return costs, notes

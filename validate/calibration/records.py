@@ -80,8 +80,9 @@ def birth_of(
         threads=threads or torch.get_num_threads(),
         versions=dict(versions),
         points=len(points),
-        runs=min(point.runs for point in points),
-        spread=median(point.spread for point in points),
+        # Without points costs of verbs alone were measured.
+        runs=min((point.runs for point in points), default=1),
+        spread=median([point.spread for point in points] or [0.0]),
         rates=dict(rates),
     )
 

@@ -136,7 +136,11 @@ def climb(
 
     # The times of the run include the start of graphs and the extra time of kernels in them.
     bare = scenario.model_copy(
-        update={"overheads": scenario.overheads.model_copy(update={"in_graph_s": 0.0, "start_s": 0.0})}
+        update={
+            "overheads": scenario.overheads.model_copy(
+                update={"in_graph_s": 0.0, "in_step_s": 0.0, "start_s": 0.0}
+            )
+        }
     )
     replayed, described = replay(bare, measured_prices(real.traces, floor, prices), {})
     one_by_one = None if ops is in_the_run else replay(scenario, prices, saved)[0]

@@ -256,8 +256,12 @@ class RealMachine:
         tickets = tuple([t for t in after if not isinstance(t, SignalTicket)])
         launch = Launch(
             self._host.next_launch(), self.rank, stream, graph, issued_s, tickets, signals, given, advance,
-            repeat, when, sets or {}, self._device.ticket(), batch=None if batch is None else batch(),
+            repeat, when, sets or {}, self._device.ticket(),
         )  # fmt: skip
+        if batch is not None:
+            begun_s = self.now()
+            launch.batch = batch()
+            launch.batch_s = self.now() - begun_s
         if until is not None and repeat > 1:
             others = [other for other in self._watched[until] if other.ticket.end is None]
             self._watched[until] = [*others, launch]

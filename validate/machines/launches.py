@@ -141,6 +141,8 @@ class Launch:
     # When its first local stage had been queued (None: not yet); the seconds of the launch call.
     queued_at_s: float | None = None
     took_s: float = 0.0
+    # Seconds of that for saying whose tokens it computes.
+    batch_s: float = 0.0
     # Seconds of that for writing sizes to the device's memory, and the number of these sizes.
     size_write_s: float = 0.0
     sizes_written: int = 0

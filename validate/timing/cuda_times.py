@@ -68,8 +68,9 @@ ROUNDS, REPLAYS, SLOW_S, SLOW_REPLAYS = 2, 5, 2e-3, 3
 PAIRS, WARPS = (10, 50), (1, 4)
 # For shorter ops the kernel between calls is timed anew.
 SHORT_S = 2e-5
-# The cache has to be more than so many times as large as warm operands.
-WARM_SHARE = 4
+# The cache has to be more than so many times as large as warm operands, as large ones stay in half of it
+# (`devices.price.STAYS`); and as sets of fresh ones, which other ops leave less room.
+WARM_SHARE, WRITTEN_SHARE = 2, 4
 # Sides of the square products that give the rate of a number format.
 SIDE = 8192
 CALLS_OF_RATES = 4
@@ -103,7 +104,7 @@ def operands(
     set_bytes = sum(x.nbytes for x in first)
     count = min(MOST_SETS, cases.rotation(set_bytes, l2_bytes))
     if stay:
-        count = max(1, min(cases.LEAST_CALLS, l2_bytes // WARM_SHARE // set_bytes))
+        count = max(1, min(cases.LEAST_CALLS, l2_bytes // WRITTEN_SHARE // set_bytes))
     elif MOST_SETS * set_bytes <= l2_bytes:
         # All sets would stay in the cache as well.
         count = min(count, cases.LEAST_CALLS)

@@ -57,8 +57,10 @@ from simcore.workload.requests import Batch, Request
 AHEAD = 1
 # The step of prompts on other streams than "main".
 PROMPTS = "prompts"
-# Numbers in pinned memory, 128 MiB.
-RING = 1 << 24
+# Bytes of pinned memory, and those at whose multiples numbers begin.
+RING, ALIGNED = 1 << 27, 16
+# Whole numbers by their bytes.
+OF_NUMPY = {4: torch.int32, 8: torch.int64}
 # Sequences and rows with which steps are captured.
 SEQUENCES = (
     *range(1, 9),
@@ -178,7 +180,7 @@ class Cache:
                 raise RuntimeError(f"no place is left for request {request.id}")
             held = self.held[request.id] = Held(request, self.free_places.pop())
             ids = prompt_ids(request, self.vocab, self.seed)
-            writes.prompts.append((held.place, ids))
+            writes.prompts.append((held.place, ids.numpy()))
         needed = ceil(last / PAGE) - len(held.blocks)
         if needed > 0:
             if needed + ahead > len(self.free_blocks):
@@ -238,7 +240,7 @@ class Writes:
     """What a launch writes on the card before it begins: prompts (place, ids), entries of the tables, and the
     step."""
 
-    prompts: list[tuple[int, Tensor]] = field(default_factory=list)
+    prompts: list[tuple[int, NDArray[np.int64]]] = field(default_factory=list)
     entries: list[int] = field(default_factory=list)
     blocks: list[int] = field(default_factory=list)
     step: NDArray[np.int32] | None = None
@@ -375,12 +377,11 @@ class CardServedState(CardState):
     def _step_of(
         self, places: list[int], lengths: list[int], ends: list[int], rows: list[int]
     ) -> NDArray[np.int32]:
-        count, found = len(places), np.zeros(4 * self.most + 1, np.int32)
-        for i, each in enumerate((places, lengths, ends)):
-            found[i * self.most : i * self.most + count] = each
-        firsts = found[3 * self.most :]
-        firsts[1 : count + 1] = np.cumsum(rows)
-        firsts[count + 1 :] = firsts[count]
+        count, most, found = len(places), self.most, np.zeros(4 * self.most + 1, np.int32)
+        each = np.array((places, lengths, ends, rows), np.int32)
+        found[: 3 * most].reshape(3, most)[:, :count] = each[:3]
+        each[3].cumsum(out=found[3 * most + 1 : 3 * most + 1 + count])
+        found[3 * most + 1 + count :] = found[3 * most + count]
         return found
 
     def _bound_to(self, batch: Batch, sequences: int, sizes: Mapping[str, int]) -> Mapping[str, int]:
@@ -402,11 +403,11 @@ class CardServedState(CardState):
         for place, ids in writes.prompts:
             cache.known[place, : len(ids)].copy_(cache.send(ids), non_blocking=True)
         if writes.entries:
-            both = torch.tensor([writes.entries, writes.blocks], dtype=torch.int64)
-            entries, blocks = cache.send(both)
-            cache.tables.view(-1).index_copy_(0, entries, blocks.to(torch.int32))
+            entries = cache.send(np.array(writes.entries, np.int64)).to(cache.device, non_blocking=True)
+            blocks = cache.send(np.array(writes.blocks, np.int32)).to(cache.device, non_blocking=True)
+            cache.tables.view(-1).index_copy_(0, entries, blocks)
         if writes.step is not None:
-            self.step.copy_(cache.send(torch.from_numpy(writes.step)), non_blocking=True)
+            self.step.copy_(cache.send(writes.step), non_blocking=True)
 
     def _give_other_blocks(self, batch: Batch, writes: Writes) -> None:
         """Gives requests that are moved as many other blocks as their slots have."""
@@ -544,9 +545,9 @@ class CardServedState(CardState):
     def _move(self, op: Op) -> None:
         """Copies the blocks of whole slots, of all layers."""
         del op
-        source, target = (self.cache.send(torch.tensor(each)) for each in self._moves)
-        kv = self.cache.kv
-        kv.index_copy_(2, target, kv.index_select(2, source))
+        cache = self.cache
+        source, target = (cache.send(np.array(each, np.int64)).to(cache.device) for each in self._moves)
+        cache.kv.index_copy_(2, target, cache.kv.index_select(2, source))
 
 
 class SplitState(CardState):
@@ -597,26 +598,30 @@ class SplitState(CardState):
 
 
 class Sender:
-    """Sends int64 numbers to a device, and the host goes on before they are there: through RING numbers of
-    pinned memory, used in turn; before it begins anew, the host waits for the device."""
+    """Puts numbers where a device reads them while the host goes on: into RING bytes of pinned memory, used
+    in turn; before it begins anew, the host waits for the device."""
 
     def __init__(self, device: torch.device | str) -> None:
         self.device, self.next = torch.device(device), 0
         pins = self.device.type == "cuda"
-        self.ring = torch.empty(RING if pins else 0, dtype=torch.int64, pin_memory=pins)
+        self.ring = torch.empty(RING if pins else 0, dtype=torch.uint8, pin_memory=pins)
+        self._bytes = self.ring.numpy()
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """Returns a tensor on the device. Raises ValueError for more numbers than an eighth of the ring."""
+    def __call__(self, x: NDArray[Any]) -> Tensor:
+        """Returns a tensor of these numbers to be copied from. Raises ValueError for more bytes than an
+        eighth of the ring."""
         if self.device.type != "cuda":
-            return x
-        if x.numel() > RING // 8:
-            raise ValueError(f"{x.numel():,} numbers at once; {RING // 8:,} are the most")
-        if self.next + x.numel() > RING:
+            return torch.from_numpy(x)
+        if x.nbytes > RING // 8:
+            raise ValueError(f"{x.nbytes:,} bytes at once; {RING // 8:,} are the most")
+        if self.next + x.nbytes > RING:
             torch.cuda.synchronize()
             self.next = 0
-        place = self.ring[self.next : self.next + x.numel()].view(x.shape)
-        self.next += x.numel()
-        return place.copy_(x).to(self.device, non_blocking=True)
+        place = slice(self.next, self.next + x.nbytes)
+        self._bytes[place] = x.view(np.uint8)
+        # Numbers of 8 bytes begin at multiples of 8.
+        self.next += -(-x.nbytes // ALIGNED) * ALIGNED
+        return self.ring[place].view(OF_NUMPY[x.dtype.itemsize])
 
 
 def decoding_steps(most: int) -> list[int]:

@@ -60,8 +60,8 @@ from simcore.validate.machines.launches import (
 DEPTH = 2
 # The longest wait for a signal; about the time of one look at its counter.
 PATIENCE_S, LOOK_S = 10.0, 1e-6
-# Replays of a launch in the rehearsals of a program: all of a run of so many tokens.
-REHEARSED = 512
+# Replays of a launch in the rehearsals of a program: all of a run of so many tokens; one after REHEARSAL_S.
+REHEARSED, REHEARSAL_S = 512, 5.0
 # Graphs of at most so many ops are compared each time, not remembered by their ids.
 FEW_OPS = 8
 # The stream on which a host takes signals.
@@ -462,6 +462,7 @@ class CardRun(Device):
 
     def _begin(self, stream: Stream, launch: Launch, sizes: Mapping[str, int], replay: int) -> None:
         """Tells the states what the launch says besides its graph, once its home is free."""
+        begun_s = self.now()
         for lane in stream.lanes:
             home = lane.rank, lane.state.home(launch.graph, lane.name)
             if home[1] != lane.name and self._homes.get(home) is not None:
@@ -469,13 +470,15 @@ class CardRun(Device):
             write = lane.state.begin(launch.batch, sizes, replay)
             if write is not None:
                 self.api.run(lane.stream, write)
+        if launch.batch is not None and not launch.took_s:
+            launch.batch_s += self.now() - begun_s
 
     def _replay(self, stream: Stream, launch: Launch, replay: int) -> Steps:
         sizes = launch.sizes_at(replay)
         self._begin(stream, launch, sizes, replay)
         plan = self._plan(stream, launch, sizes)
         self._replays[id(plan)] += 1
-        if self._rehearsal and self._replays[id(plan)] > REHEARSED and plan.plain:
+        if self._rehearsal and plan.plain and self._is_rehearsed(plan):
             self._pass_over(stream, launch)
             self.passed_over += 1
             return
@@ -518,6 +521,12 @@ class CardRun(Device):
             before, waited = [None] * len(stream.lanes), ()
         self._homes |= {(lane.rank, plan.home): lane.tail for lane in stream.lanes}
         launch.ticket.replays += 1
+
+    def _is_rehearsed(self, plan: Plan) -> bool:
+        """Whether a plan has been queued often enough: before this time at least twice, which captures it and
+        sends it to the card."""
+        before = self._replays[id(plan)] - 1
+        return before >= REHEARSED or (before >= 2 and self.now() > REHEARSAL_S)
 
     def _pass_over(self, stream: Stream, launch: Launch) -> None:
         """Queues the events of a launch only: a run that counts then finds as many as it needs."""
@@ -667,9 +676,9 @@ class CardRun(Device):
 
 def verbs_of(launches: Sequence[Launch], cause: Callable[[Any], Cause]) -> dict[str, float]:
     """Returns the mean seconds of the verbs of a run, if it had any (means add up to their total): launch_s,
-    a launch call without the writing of sizes; return_s, from when the device had the launch to the end of
-    the call; size_s, the writing of one size; wait_s, from the end for which an idle host waited to its next
-    launch. `cause`: gives the time of an end."""
+    a launch call without what follows; return_s, from when the device had the launch to the end of the call;
+    batch_s, saying whose tokens a launch computes; size_s, the writing of one size; wait_s, from the end for
+    which an idle host waited to its next launch. `cause`: gives the time of an end."""
     back_s, waited, idle_s = list[float](), dict[int, Any](), dict[int, float]()
     for launch in launches:
         since, rank = launch.since, launch.rank
@@ -681,8 +690,10 @@ def verbs_of(launches: Sequence[Launch], cause: Callable[[Any], Cause]) -> dict[
     left_s = [x.issued_s + x.took_s - x.queued_at_s for x in launches if x.queued_at_s is not None]
     # Launches that were held back are given to the device after their calls.
     left_s = [seconds for seconds in left_s if seconds >= 0.0]
-    bare_s, written = [x.took_s - x.size_write_s for x in launches], sum(x.sizes_written for x in launches)
-    each = {"launch_s": bare_s, "return_s": left_s, "wait_s": back_s}
+    bare_s = [x.took_s - x.size_write_s - x.batch_s for x in launches]
+    written = sum(x.sizes_written for x in launches)
+    batch_s = [x.batch_s for x in launches if x.batch is not None]
+    each = {"launch_s": bare_s, "return_s": left_s, "wait_s": back_s, "batch_s": batch_s}
     found = {name: fmean(seconds) for name, seconds in each.items() if seconds}
     if bare_s:
         # The mean of launches includes the host time of kernels.

@@ -210,8 +210,8 @@ class RealCard:
             "torch": str(torch.__version__),
             "triton": version_of("triton"),
             "cuda": torch.version.cuda,
-            "runs": f"{self.repeats} a case, the median counts, of a service one; first runs were thrown"
-            " away",
+            "runs": f"{self.repeats} a case, the median counts, of a service and of a long run one; first"
+            " runs were thrown away",
             "cache": "as the run itself leaves it; launches of an operator go round as many sets of operands"
             " as the L2 cache has no room for",
             "how": f"captured graphs on streams, all ranks on one card; operands random, by seed {SEED}",
