@@ -57,6 +57,7 @@ from simcore.validate.machines.op_by_op import Isolated, calibrated, measure_alo
 from simcore.validate.timing import cuda_times as card_measure
 from simcore.validate.timing.op_times import op_times, plain
 from simcore.validate.timing.pace import Pace, pace
+from simcore.workload.requests import Batch
 from tests.fake_card import FakeCudaApi
 from tests.test_card_decoder import GQA
 from tests.thorough import first, slow, thorough
@@ -411,12 +412,19 @@ def test_verbs_are_timed_from_their_call_to_their_return_and_from_an_end_to_the_
     """Of two launches after an end the first counts, and none that was issued late for other reasons."""
 
     def launch(
-        issued_s: float, took_s: float, since: Any = None, rank: int = 0, held: float = 0.0, written: int = 0
+        issued_s: float,
+        took_s: float,
+        since: Any = None,
+        rank: int = 0,
+        held: float = 0.0,
+        written: int = 0,
+        batch_s: float | None = None,
     ) -> Any:
         queued_at_s = issued_s + 0.75 * took_s + held
         return SimpleNamespace(
             issued_s=issued_s, took_s=took_s, since=since, rank=rank, queued_at_s=queued_at_s,
             sizes_written=written, size_write_s=0.1 * written,
+            batch=None if batch_s is None else Batch(), batch_s=batch_s or 0.0,
         )  # fmt: skip
 
     def cause(end: Any) -> Any:
@@ -446,6 +454,10 @@ def test_verbs_are_timed_from_their_call_to_their_return_and_from_an_end_to_the_
     written = [launch(0.0, 1.0, written=2), launch(1.0, 1.0), launch(2.0, 1.0, written=1)]
     found = {"launch_s": 2.7 / 3, "launch_kernel_s": 0.0, "return_s": 0.25, "size_s": 0.1}
     assert verbs_of(written, cause) == pytest.approx(found)
+    # Nor is the time in which some said whose tokens they compute.
+    batched = [launch(0.0, 1.0, batch_s=0.4), launch(1.0, 1.0), launch(2.0, 1.0, batch_s=0.2)]
+    found = {"launch_s": 2.4 / 3, "launch_kernel_s": 0.0, "return_s": 0.25, "batch_s": 0.3}
+    assert verbs_of(batched, cause) == pytest.approx(found)
 
 
 def attention(context: int, batch: int = 1) -> Any:

@@ -123,3 +123,16 @@ def test_what_is_timed_while_its_host_turns_slow_is_done_again() -> None:
         return len(ended_s)
 
     assert of.keeps(into_slow) == (pace.ATTEMPTS, False)
+
+
+def test_what_takes_long_is_not_done_again() -> None:
+    """A slow spell is short beside it."""
+    host = _Host(lambda now_s: SLOW_S if now_s > pace.LONG_S else FAST_S)
+    of, calls = host.pace(), list[float]()
+
+    def act() -> None:
+        calls.append(host.now_s)
+        host.now_s += pace.LONG_S
+
+    assert of.keeps(act) == (None, False)
+    assert len(calls) == 1

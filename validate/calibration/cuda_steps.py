@@ -15,7 +15,7 @@ from statistics import median
 
 import torch
 
-from simcore.kernels.decoder.paged_attention import spread
+from simcore.kernels.decoder.paged_attention import PAGE, spread
 from simcore.kernels.table import TABLE
 from simcore.machine.machine import Machine, Program
 from simcore.machine.trace import Trace
@@ -86,7 +86,8 @@ def steps_of(config: DecoderConfig, api: CudaApi, device: torch.device | str) ->
     def step(sequences: int, tokens: int) -> tuple[float, Sequence[Op], float]:
         lengths = spread(sequences * tokens, sequences)
         positions = max(lengths) + LAUNCHES * REPLAYS
-        kv_tokens = sum(lengths) + sequences * LAUNCHES * REPLAYS
+        # Each sequence's last block is not full, and it is given one ahead.
+        kv_tokens = sum(lengths) + sequences * (LAUNCHES * REPLAYS + 2 * PAGE)
         state = CardServedState(
             model, weights, Cache(model, kv_tokens, positions, sequences, sequences, SEED, device), sequences
         )

@@ -263,6 +263,7 @@ class RealMachine:
             launch.batch = batch()
             launch.batch_s = self.now() - begun_s
         if until is not None and repeat > 1:
+            launch.watches = True
             others = [other for other in self._watched[until] if other.ticket.end is None]
             self._watched[until] = [*others, launch]
         self._device.submit(launch)

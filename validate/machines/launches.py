@@ -136,7 +136,9 @@ class Launch:
     batch: Any = None
     # What its host had waited for last before the launch, as its device records it.
     since: Any = None
-    # An item has arrived in its inbox `until`: it ends at the next replay boundary, but runs at least once.
+    # Whether it watches an inbox, and an item has arrived there: then it ends at the next replay boundary,
+    # but runs at least once.
+    watches: bool = False
     curtailed: bool = False
     # When its first local stage had been queued (None: not yet); the seconds of the launch call.
     queued_at_s: float | None = None

@@ -24,8 +24,8 @@ STEPS = 10_000
 # kept busy for at least AWAKE_S.
 FIRST_S, AWAKE_S, PATIENCE_S = 1.5, 0.01, 0.6
 RESIGNED = 5
-# The most times that a timed act is done.
-ATTEMPTS = 3
+# The most times that a timed act is done; one that takes so long only once: slow spells are short beside it.
+ATTEMPTS, LONG_S = 3, 10.0
 # A single loop may be faster than a processor stays; the median of LOOPS loops may be SLACK times the least
 # one.
 LOOPS, SLACK = 7, 1.15
@@ -43,12 +43,14 @@ class Pace:
     def keeps(self, act: Callable[[], T]) -> tuple[T, bool]:
         """Calls `act` and returns its result and whether the host was at its pace before and after the call.
         If the host was slow only after the call, the call is repeated, at most ATTEMPTS calls in all, and the
-        last one counts. After a wait in vain the call is not repeated: no time is left."""
+        last one counts. After a wait in vain the call is not repeated: no time is left; nor is one that took
+        LONG_S or more."""
         for _ in range(ATTEMPTS):
-            settled = self.settle()
+            settled, begun_s = self.settle(), self._clock()
             found = act()
+            took_s = self._clock() - begun_s
             kept = settled and self._holds()
-            if kept or not settled:
+            if kept or not settled or took_s >= LONG_S:
                 break
         return found, kept
 

@@ -5,7 +5,8 @@
     when, sets   kernels of one program (`flag_kernels`)
     signal       a counter on the card; a kernel spins until it can take the publication
     collective   on the stream of its group's first rank, for which the streams of the other ranks wait
-    repeat       DEPTH replays are queued ahead of the device; `stop` and `until` end it behind those
+    repeat       DEPTH replays are queued ahead of the device, with `until` the second one just in time;
+                 `stop` and `until` end it behind those
 
 All ranks are streams of one card, and all hosts share one thread, so the order of queueing is known: a launch
 that has to wait for work that is not queued yet (the last rank of a collective, a ticket's launch) is held
@@ -56,8 +57,9 @@ from simcore.validate.machines.launches import (
     TorchTicket,
 )
 
-# Replays that are queued ahead of the device.
-DEPTH = 2
+# Replays that are queued ahead of the device. What an item may end is queued as late as can be, LEAD_S before
+# the replay ahead of it ends: what is queued runs, and the item waits for it.
+DEPTH, LEAD_S = 2, 3e-4
 # The longest wait for a signal; about the time of one look at its counter.
 PATIENCE_S, LOOK_S = 10.0, 1e-6
 # Replays of a launch in the rehearsals of a program: all of a run of so many tokens; one after REHEARSAL_S.
@@ -190,6 +192,8 @@ class CardRun(Device):
         self._written, self._writing = 0, None
         # The values of tensors that hold sizes, by address.
         self._sizes: dict[int, int] = {}
+        # How long the last replay of a graph took, by rank and name.
+        self._took_s: dict[tuple[int, str], float] = {}
         # How often each plan, by its id, was queued.
         self._replays: dict[int, int] = defaultdict(int)
         # The last event of launches by their rank and home, if that is not their stream.
@@ -373,18 +377,36 @@ class CardRun(Device):
             # The hosts of these ranks have not begun, so their flags have no first values yet.
             yield Need(lambda: others <= self._host.begun)
         queued: deque[list[Any]] = deque()
+        # When the replay that was queued last began, about.
+        began_s = 0.0
         for replay in range(launch.repeat):
             if replay:
                 yield TURN
             if len(queued) == DEPTH:
                 ends = queued.popleft()
-                if not all(map(self.api.done, ends)):
-                    yield Need(lambda ends=ends: all(map(self.api.done, ends)))  # type: ignore[misc]
+                if not self._over(ends):
+                    yield Need(partial(self._over, ends))
+                now_s = self.now()
+                self._took_s[stream.rank, launch.graph.name], began_s = now_s - began_s, now_s
+            if queued and launch.watches:
+                yield Need(partial(self._is_due, stream, launch, began_s, queued[-1]))
             if launch.ticket.stopped or (replay > 0 and launch.curtailed):
                 break
             yield from self._replay(stream, launch, replay)
             queued.append([lane.tail for lane in stream.lanes])
+            began_s = began_s if replay else self.now()
         self._finish(stream, launch)
+
+    def _over(self, ends: Sequence[Any]) -> bool:
+        return all(map(self.api.done, ends))
+
+    def _is_due(self, stream: Stream, launch: Launch, began_s: float, ends: Sequence[Any]) -> bool:
+        """Whether the next replay of a launch that an item may end has to be queued, because the present one,
+        which ends at `ends`, is nearly over; or need not be any more."""
+        if launch.curtailed or launch.ticket.stopped:
+            return True
+        took_s = self._took_s.get((stream.rank, launch.graph.name), 0.0)
+        return self.now() >= began_s + took_s - LEAD_S or self._over(ends)
 
     def _finish(self, stream: Stream, launch: Launch) -> None:
         ticket = launch.ticket
