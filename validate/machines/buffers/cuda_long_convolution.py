@@ -24,6 +24,7 @@ from simcore.ops.convolution import AHEAD, IMPLEMENTATIONS, OF, POSITION
 from simcore.ops.op import Graph, Op
 from simcore.validate.machines.buffers.long_convolution import (
     LongConvolutionState,
+    Parameters,
     parameters,
     step_matrices,
 )
@@ -34,11 +35,17 @@ Operands = tuple[Tensor, Tensor, Tensor]
 
 
 class CardLongConvolutionState(CardState):
-    """All levels of one model; see the head of this file. Raises ValueError for a number format in which
-    torch does not compute."""
+    """All levels of one model; see the head of this file. `drawn`: its parameters on the device, if they are
+    there already. Raises ValueError for a number format in which torch does not compute."""
 
-    def __init__(self, model: LongConvolution, seed: int, device: torch.device | str = "cuda") -> None:
-        drawn = parameters(model, seed, torch_dtype(model.dtype)).to(device)
+    def __init__(
+        self,
+        model: LongConvolution,
+        seed: int,
+        device: torch.device | str = "cuda",
+        drawn: Parameters | None = None,
+    ) -> None:
+        drawn = drawn or parameters(model, seed, torch_dtype(model.dtype)).to(device)
         self.inner = LongConvolutionState(model, drawn, outputs_stay=True)
         self.position = torch.zeros(1, dtype=torch.int32, device=device)
         # The positions of a launch of several, each four times: then all are at multiples of 16 bytes, as

@@ -7,7 +7,7 @@ that no launch takes are read, the last one by the operator.
 """
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
 
@@ -46,7 +46,8 @@ from simcore.validate.machines.buffers.cuda_served import (
     rounded_rows,
 )
 from simcore.validate.machines.buffers.decoder import Weights
-from simcore.validate.machines.state import CardState, run_kernel
+from simcore.validate.machines.buffers.long_convolution import Parameters, parameters
+from simcore.validate.machines.state import CardState, run_kernel, torch_dtype
 from simcore.validate.timing.cuda_times import operands
 
 SEED = 0
@@ -105,6 +106,7 @@ class CardStates:
     l2_bytes: int
     device: torch.device | str = "cuda"
     _weights: tuple[Any, list[list[Weights]]] | None = field(default=None)
+    _parameters: tuple[LongConvolution, Parameters] | None = field(default=None)
 
     def of(self, setup: Setup) -> list[Any]:
         """Returns a state for each rank. Raises InputError for a model that a card does not run yet."""
@@ -114,8 +116,7 @@ class CardStates:
             case ServedDecoder() as model:
                 return [self._served(model, setup)]
             case LongConvolution() as model:
-                self.forget()
-                return [CardLongConvolutionState(model, SEED, self.device)]
+                return [CardLongConvolutionState(model, SEED, self.device, self._parameters_of(model))]
             case Instances() as model:
                 return [self._instances(model, setup)]
             case Op() as op:
@@ -126,7 +127,16 @@ class CardStates:
 
     def forget(self) -> None:
         """Drops the weights."""
-        self._weights = None
+        self._weights = self._parameters = None
+
+    def _parameters_of(self, model: LongConvolution) -> Parameters:
+        """Returns the parameters of a model of long convolutions, the same for all of its schedules."""
+        plain = replace(model, tiles=(), one_launch=False, tokens_per_launch=1)
+        if self._parameters is None or self._parameters[0] != plain:
+            self.forget()
+            drawn = parameters(plain, SEED, torch_dtype(model.dtype)).to(self.device)
+            self._parameters = plain, drawn
+        return self._parameters[1]
 
     def _weights_of(self, model: Decoder | ServedDecoder, sets: int, kind: str) -> list[list[Weights]]:
         """Returns at least `sets` sets of the weights of all ranks, with consecutive seeds. Keeps them until
