@@ -7,7 +7,7 @@ from torch import Tensor
 
 from simcore.kernels.decoder.split_kv import ONE_BY_ONE
 from simcore.kernels.kernel import has_kernel
-from simcore.kernels.long_convolution import placed_tiles
+from simcore.kernels.long_convolution import placed_tiles, tensors
 from simcore.kernels.long_convolution.moved import Moved, added_at, copied_at
 from simcore.kernels.long_convolution.placed_tiles import PLACED, column_at, row_at, tile_at
 from simcore.kernels.long_convolution.spectral import tile_spectrum
@@ -69,6 +69,21 @@ def test_tiles_in_plain_torch(implementation: conv.Implementation, side: int, ou
     operand = tile_spectrum(op.kind, taps, side) if by_fft else taps[:, :, 1 : side + outputs]
     tile_at(op, y, operand, z, ints(t))
     torch.testing.assert_close(z, truth)
+
+
+@by_kernels
+@pytest.mark.parametrize("side", [16, 24])
+def test_few_layers_are_transformed_at_a_time(side: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is too long for a kernel of its own goes through memory, layer by layer if it is much."""
+    taps = drawn(torch.float32, LAYERS, 1, 3 * side, CHANNELS, seed=3).to(DEVICE)
+    whole = tile_spectrum("tile_fft", taps, side)
+    monkeypatch.setattr(tensors, "MOST_NUMBERS", 1)
+    monkeypatch.setattr(placed_tiles, "has_kernel", lambda x: x.dtype != torch.float64)
+    torch.testing.assert_close(tile_spectrum("tile_fft", taps, side), whole)
+    y, z = (x.to(DEVICE) for x in levels(torch.float32, 3 * side))
+    truth = truth_of(y, taps, z, side, side, side + 4)
+    tile_at(tile_op("fft", side, side), y, whole, z, ints(side + 4))
+    close(z, truth)
 
 
 @by_kernels

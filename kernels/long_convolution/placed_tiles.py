@@ -36,7 +36,7 @@ from simcore.kernels.long_convolution.spectral import (
     spectrum_product,
     tile_spectrum,
 )
-from simcore.kernels.long_convolution.tensors import wide
+from simcore.kernels.long_convolution.tensors import layers_at_once, wide
 from simcore.kernels.long_convolution.triton_direct import direct_tile
 from simcore.kernels.long_convolution.triton_fft import fft_tile
 from simcore.kernels.long_convolution.triton_rows import conv_column, conv_row
@@ -137,8 +137,11 @@ def _copied(op: Op, y: Tensor, moved: Moved) -> Tensor:
 
 
 def _fft(op: Op, y: Tensor, cached: Tensor, z: Tensor, moved: Moved) -> None:
-    both = irfft(op, spectrum_product(op, rfft(op, _copied(op, y, moved)), cached))
-    added_at(both.narrow(2, op["side"], op["outputs"]), _views(op, y, z)[1], moved)
+    layers, batch, _, channels = y.shape
+    for part in layers_at_once(layers, batch * channels * 2 * op["side"]):
+        own = y[part]
+        both = irfft(op, spectrum_product(op, rfft(op, _copied(op, own, moved)), cached[part]))
+        added_at(both.narrow(2, op["side"], op["outputs"]), _views(op, own, z[part])[1], moved)
 
 
 def _framework_conv(op: Op, y: Tensor, taps: Tensor, z: Tensor, moved: Moved) -> None:

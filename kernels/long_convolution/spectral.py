@@ -14,7 +14,7 @@ from torch import Tensor
 
 from simcore.kernels.kernel import Kernel, has_kernel
 from simcore.kernels.long_convolution.direct import accumulate, activations, direct_tile, random_taps
-from simcore.kernels.long_convolution.tensors import back, channels_last, forward, wide
+from simcore.kernels.long_convolution.tensors import back, channels_last, forward, layers_at_once, wide
 from simcore.kernels.long_convolution.triton_fft import (
     fft_tile,
     is_transformed,
@@ -30,7 +30,16 @@ from simcore.ops.op import Op
 def spectrum(taps: Tensor, side: int) -> Tensor:
     """Returns the spectrum that tiles of a side cache: the transform of order 2 side of the taps from lag 0
     on (lags beyond a short filter are 0), complex [layers, 1 or batch, side + 1, channels]."""
-    return forward(taps[:, :, : 2 * side], 2 * side)
+    layers, filters, _, channels = taps.shape
+    parts = layers_at_once(layers, filters * channels * 2 * side)
+    found = forward(taps[parts[0], :, : 2 * side], 2 * side)
+    if len(parts) == 1:
+        return found
+    every = found.new_empty(layers, *found.shape[1:])
+    every[parts[0]] = found
+    for part in parts[1:]:
+        every[part] = forward(taps[part, :, : 2 * side], 2 * side)
+    return every
 
 
 def tile_spectrum(kind: str, taps: Tensor, side: int) -> Tensor:

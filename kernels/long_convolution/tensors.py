@@ -26,6 +26,10 @@ def put_back(total: Tensor, z: Tensor) -> Tensor:
     return z if total is z else z.copy_(total)
 
 
+# Of real numbers, those of all layers that are transformed at once: of fp32, 256 MiB.
+MOST_NUMBERS = 1 << 26
+
+
 def forward(x: Tensor, order: int) -> Tensor:
     """The real transform of x over positions, padded or cut to `order`: complex, order / 2 + 1 bins."""
     bins: Tensor = torch.fft.rfft(wide(x), order, dim=2)
@@ -36,6 +40,17 @@ def back(bins: Tensor, order: int) -> Tensor:
     """Returns the inverse of `forward`, all `order` positions."""
     x: Tensor = torch.fft.irfft(bins, order, dim=2)
     return x
+
+
+def layers_at_once(layers: int, numbers: int) -> list[slice]:
+    """Returns layers, each `numbers` of which a transform makes, in groups of up to MOST_NUMBERS: what lies
+    between the transforms of 36 layers of 768 channels and 131,072 positions would fill a card.
+
+    >>> layers_at_once(3, 4), len(layers_at_once(36, 1 << 27))
+    ([slice(0, 3, None)], 36)
+    """
+    each = max(1, MOST_NUMBERS // numbers)
+    return [slice(first, min(first + each, layers)) for first in range(0, layers, each)]
 
 
 def stored(op: Op) -> torch.dtype:
