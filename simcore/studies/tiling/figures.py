@@ -56,11 +56,13 @@ def mixer_s(by_kind: Mapping[str, float]) -> float:
 
 
 def times(result: Result) -> Figures:
-    """Returns the figures from the times of the tokens and of their ops."""
-    latency_s = np.diff(result.ended_s, prepend=result.begun_s)
+    """Returns the figures from the times of the tokens and of their ops. Tokens that are seen together have
+    one latency."""
+    ended_s = np.unique(result.ended_s)
+    latency_s = np.diff(ended_s, prepend=result.begun_s)
     p50_s, p99_s = np.quantile(latency_s, [0.5, 0.99]).tolist()
     return {
-        **sums(result.by_kind, float(result.ended_s[-1]), len(latency_s)),
+        **sums(result.by_kind, float(ended_s[-1]), len(result.ended_s)),
         "token_p50_s": (p50_s, "s"),
         "token_p99_s": (p99_s, "s"),
         "token_max_s": (float(latency_s.max()), "s"),
