@@ -142,7 +142,7 @@ def test_launches_of_several_positions_do_the_same_work_in_less_time() -> None:
         assert seconds < 0.8 * values(one, "total_s")[label]
         # Tokens that are seen together have one latency: that of a launch, which most of them are in.
         one_s, most_s = values(one, "token_p50_s")[label], values(several, "token_max_s")[label]
-        assert 8 * one_s < most_s
+        assert 2 * one_s < most_s
         assert one_s < values(several, "token_p50_s")[label] <= most_s
         assert values(several, "tokens_per_s")[label] == pytest.approx(100 / seconds)
 
