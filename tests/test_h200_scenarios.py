@@ -26,6 +26,7 @@ SMALLER = {
     "tiles": ["tokens=256"],
     "long_convolution": ["tokens=256"],
     "linear_attention": ["length=[128, 512]", "batch=16"],
+    "fusion": ["workload.requests=4"],
 }
 CASES = pytest.mark.parametrize("name", SMALLER)
 
