@@ -151,6 +151,27 @@ def test_what_was_not_run_is_priced_by_those_of_its_kind() -> None:
     assert prices_of({**times, normed(20): [0.0]}, floor)(normed(100)).seconds == pytest.approx(2e-4)
 
 
+def test_what_was_not_run_is_priced_as_usual_if_that_is_closer_times_as_many_as_its_kind() -> None:
+    """Times that are no two constants: half the square of the tokens, which the usual price has whole."""
+
+    def squared(op: Op) -> Price:
+        seconds = 1e-6 * op["tokens"] ** 2
+        return Price(seconds, 0.9 * seconds, 1.2 * seconds, "measured", "usual")
+
+    def floor(op: Op) -> Floor:
+        return Floor(0.0, 1e-8 * op["tokens"], 0.0)
+
+    times = {normed(n): [0.5e-6 * n * n] for n in (1, 2, 3, 7, 20, 40)}
+    found = prices_of(times, floor, squared)(normed(11))
+    assert (found.seconds, found.low_s, found.high_s) == pytest.approx((60.5e-6, 54.45e-6, 72.6e-6))
+    assert found.detail == "0.5 times usual"
+    # Not below the datasheet, and not where the fit is closer.
+    assert prices_of(times, lambda op: Floor(0.0, 1e-4, 0.0), squared)(normed(11)).seconds == 1e-4
+    doubled = {normed(n): [2.0 * floor(normed(n)).seconds] for n in (1, 2, 3, 7, 20, 40)}
+    fitted, by_usual = (prices_of(doubled, floor, price)(normed(11)) for price in (None, squared))
+    assert by_usual == fitted
+
+
 def test_points_have_the_10th_and_90th_percentile_of_a_run_beside_the_median() -> None:
     seconds = [float(i) for i in range(1, 102)]
     Random(5).shuffle(seconds)

@@ -21,7 +21,7 @@ out: they follow from the times or from the offered load, and would agree withou
 
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from statistics import fmean, median
@@ -226,17 +226,22 @@ def prices_of(
     the 5th and 95th percentile. Only means add up to the total time, which includes pauses of a shared
     machine.
 
-    An op without times is priced by a fit to the measured ops of its kind and dtype, a fused op by its parts,
-    the rest by `otherwise`. The prices raise InputError if none of these exists.
+    An op without times is priced by the measured ops of its kind and dtype, by whatever is closer to them: a
+    fit, or `otherwise`, all times as many; a fused op by its parts, the rest by `otherwise`. The prices raise
+    InputError if none of these exists.
     """
     known = {op: _price_of(seconds, launches_and_floor(op, floor)[1]) for op, seconds in times.items()}
     fits = _fits(known, floor)
+    levels = {} if otherwise is None else _levels(known, fits, floor, otherwise)
 
     @lru_cache(maxsize=1 << 16)
     def price(op: Op) -> Price:
         same = plain(op)
         if same in known:
             return known[same]
+        level = levels.get((op.kind, condition(op)))
+        if level is not None and otherwise is not None:
+            return _times_as_many(otherwise(op), level, launches_and_floor(same, floor)[1])
         found = fits.get((op.kind, condition(op))) or fits.get((op.kind, ""))
         if found is not None:
             launches, floor_s = launches_and_floor(same, floor)
@@ -269,6 +274,43 @@ def _fits(known: Mapping[Op, Price], floor: Roofline) -> dict[tuple[str, str], F
             for key in ((op.kind, condition(op)), (op.kind, "")):
                 groups.setdefault(key, []).append(point)
     return {key: fit_two(points) for key, points in groups.items()}
+
+
+def _levels(
+    known: Mapping[Op, Price], fits: Mapping[tuple[str, str], Fit], floor: Roofline, otherwise: Pricer
+) -> dict[tuple[str, str], float]:
+    """Returns how many times as long as by other prices ops of a kind and dtype take, in the median, where
+    that is closer to what was measured than the fit is: a service has ever new sizes, and its ops are no two
+    constants."""
+    off: dict[tuple[str, str], list[tuple[float, float]]] = {}
+    for op, price in known.items():
+        if price.seconds <= 0.0:
+            continue
+        try:
+            usual_s = otherwise(op).seconds
+        except InputError:
+            continue
+        key = op.kind, condition(op)
+        fitted_s = fits[key].seconds(*launches_and_floor(op, floor))
+        if usual_s > 0.0 and fitted_s > 0.0:
+            off.setdefault(key, []).append(
+                (math.log(price.seconds / usual_s), abs(math.log(price.seconds / fitted_s)))
+            )
+    found = dict[tuple[str, str], float]()
+    for key, pairs in off.items():
+        level = median(usual for usual, _ in pairs)
+        if median(abs(usual - level) for usual, _ in pairs) < median(fitted for _, fitted in pairs):
+            found[key] = math.exp(level)
+    return found
+
+
+def _times_as_many(price: Price, level: float, floor_s: float) -> Price:
+    """Returns a price `level` times as high, but not below the floor."""
+    each = (level * x for x in (price.seconds, price.low_s, price.high_s))
+    seconds, low_s, high_s = (max(floor_s, x) for x in each)
+    early_s = None if price.early_s is None else min(seconds, level * price.early_s)
+    detail = f"{level:.3g} times {price.detail}"
+    return replace(price, seconds=seconds, low_s=low_s, high_s=high_s, early_s=early_s, detail=detail)
 
 
 # -- the ladder --------------------------------------------------------------------------------------------
