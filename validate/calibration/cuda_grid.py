@@ -61,7 +61,8 @@ SPECULATED_CONTEXT = (
     521, 649, 777, 1021, 1033, 1289, 1547, 2039, 2059, 2571, 3083, 4093, 4099, 5125, 6151, 8191, 8201,
     12301, 16381, 16411, 24593, 32749, 32771, 65543, 131201,
 )  # fmt: skip
-SIDES = tuple(1 << power for power in range(15))
+# Beyond 16,384 no kernel of its own transforms a tile.
+SIDES = tuple(1 << power for power in range(17))
 # Layers of a tile, by method; sides up to SHORT_SIDE also get the layers between.
 LAYERS, LAYERS_BETWEEN, SHORT_SIDE = (1, 2, 3, 4, 6, 9, 12, 18, 24, 36), (3, 6, 12, 24), 256
 FEW_LAYERS = {"flash_conv": LAYERS, "flash_fft": (1, 2, 4, 9, 18, 36)}
