@@ -199,7 +199,10 @@ def renewed(before: FittedProfile, later: FittedProfile, kinds: Collection[str])
     ]
     own = len(kept) - sum(each.birth.points for each in births)
     births.append(Renewed(names, replace(later.birth, points=len(new)), later.notes))
-    birth = replace(before.birth, points=own) if own else births.pop(0).birth
+    birth = replace(before.birth, points=own)
+    if not own:
+        # All of it was measured anew: the first of these is its birth then.
+        birth = births.pop(next(i for i, each in enumerate(births) if each.birth.points)).birth
     said = [
         f"{', '.join(each.kinds)}: {each.birth.date.partition('T')[0]}"
         + (f", {each.birth.points} shapes" if each.birth.points else "")

@@ -116,13 +116,12 @@ def pricer(
 
     @lru_cache(maxsize=MEMO)
     def price(op: Op) -> Price:
-        # Sequences of several lengths are priced between lengths, also where there are fits.
-        fits = fitted and op.kind != "paged_attention"
-        found = known(op) if fits else None
-        if not fitted:
+        if fitted is None:
             found = _possible(tariff, op, _from_profile(tariff, op))
-        if found is None and fitted:
-            found = _not_below(tariff, op, price_alike(op, known))
+        else:
+            # By lines between contexts even where it was measured: a burst is then a sum of few of them.
+            found = None if op.kind == "paged_attention" else known(op)
+            found = found or _not_below(tariff, op, price_alike(op, known))
         if found is None and (fitted or op.dtype in MULTIPLIED_AS):
             found = price_narrow(op, partial(_plain, tariff), tariff.floor)
         if found is None and op.parts:

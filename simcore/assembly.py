@@ -371,9 +371,13 @@ def _on_device(scenario: Scenario, where: str, device: DeviceInUse, place: Place
 def _in_graph_s(scenario: Scenario, overheads: Overheads) -> float:
     """Returns the time of a kernel in a graph beyond its price, in seconds: of steps that serve, their own if
     it is known, and the scenario does not give that of all graphs."""
-    serves = isinstance(scenario, ServingScenario) and scenario.overheads.in_graph_s is None
-    given = isinstance(scenario, ServingScenario) and scenario.overheads.in_step_s is not None
-    return overheads.in_step_s if given or (serves and overheads.in_step_s) else overheads.in_graph_s
+    if not isinstance(scenario, ServingScenario):
+        return overheads.in_graph_s
+    if scenario.overheads.in_step_s is not None:
+        return overheads.in_step_s
+    if scenario.overheads.in_graph_s is not None:
+        return overheads.in_graph_s
+    return overheads.in_step_s or overheads.in_graph_s
 
 
 def _price_key(device: DeviceInUse, link: Link | None, in_graph_s: float) -> str:

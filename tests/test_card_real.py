@@ -46,6 +46,7 @@ from simcore.validate.machines.buffers.cuda_long_convolution import CardLongConv
 from simcore.validate.machines.buffers.decoder import decoder_states
 from simcore.validate.machines.buffers.long_convolution import long_convolution_state
 from simcore.validate.machines.cpu.machine import TorchRun
+from simcore.validate.machines.cuda import machine as card_machine
 from simcore.validate.machines.cuda import runs as card_real
 from simcore.validate.machines.cuda import states as card_states
 from simcore.validate.machines.cuda.cuda_api import TorchCudaApi
@@ -646,6 +647,20 @@ TILING: dict[str, Any] = {
     "profile": "none",
     "strategies": [{"kind": "lazy"}, {"kind": "fractal", "tiles": "conv"}],
 }
+
+
+@emulated
+@pytest.mark.parametrize("document", [LINEAR, TILING], ids=["linear_attention", "tiling"])
+def test_what_a_long_rehearsal_passes_over_was_captured(
+    document: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An operator's launches take operands in turn, with a capture of each."""
+    monkeypatch.setattr(card_machine, "REHEARSAL_S", 0.0)
+    monkeypatch.setattr(card_real, "SHORT_S", 0.0)
+    real = real_of()
+    parts = assemble(parse_scenario(document, "x"), "x", Place("cuda", real.start, 2))
+    assert parts.study.run(lambda *_: None).rows
+    assert real.captured == 0
 
 
 @thorough

@@ -31,12 +31,11 @@ from simcore.kernels.long_convolution.moved import Moved, added_at, copied_at
 from simcore.kernels.long_convolution.spectral import (
     TILE_FFT,
     TILE_FLASH_FFT,
-    irfft,
-    rfft,
-    spectrum_product,
+    fft_parts,
+    outputs_by_fft,
     tile_spectrum,
 )
-from simcore.kernels.long_convolution.tensors import layers_at_once, wide
+from simcore.kernels.long_convolution.tensors import wide
 from simcore.kernels.long_convolution.triton_direct import direct_tile
 from simcore.kernels.long_convolution.triton_fft import fft_tile
 from simcore.kernels.long_convolution.triton_rows import conv_column, conv_row
@@ -137,11 +136,9 @@ def _copied(op: Op, y: Tensor, moved: Moved) -> Tensor:
 
 
 def _fft(op: Op, y: Tensor, cached: Tensor, z: Tensor, moved: Moved) -> None:
-    layers, batch, _, channels = y.shape
-    for part in layers_at_once(layers, batch * channels * 2 * op["side"]):
-        own = y[part]
-        both = irfft(op, spectrum_product(op, rfft(op, _copied(op, own, moved)), cached[part]))
-        added_at(both.narrow(2, op["side"], op["outputs"]), _views(op, own, z[part])[1], moved)
+    for part in fft_parts(op, y):
+        more = outputs_by_fft(op, _copied(op, y[part], moved), cached[part])
+        added_at(more, _views(op, y[part], z[part])[1], moved)
 
 
 def _framework_conv(op: Op, y: Tensor, taps: Tensor, z: Tensor, moved: Moved) -> None:

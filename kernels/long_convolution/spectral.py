@@ -68,9 +68,23 @@ def irfft(op: Op, product: Tensor) -> Tensor:
 def tile_fft(op: Op, y: Tensor, cached: Tensor, z: Tensor) -> Tensor:
     """Adds the terms of y [layers, batch, side, channels] to z [layers, batch, outputs, channels] in place,
     by the cached spectrum of the taps; returns z."""
-    side, outputs = op["side"], op["outputs"]
+    for part in fft_parts(op, y):
+        more = outputs_by_fft(op, y[part], cached[part])
+        accumulate(op, more, z[part])
+    return z
+
+
+def fft_parts(op: Op, y: Tensor) -> list[slice]:
+    """Returns the layers of a tile that are transformed at once."""
+    layers, batch, _, channels = y.shape
+    return layers_at_once(layers, batch * channels * 2 * op["side"])
+
+
+def outputs_by_fft(op: Op, y: Tensor, cached: Tensor) -> Tensor:
+    """Returns the terms of y [layers, batch, side, channels] at a tile's outputs, [layers, batch, outputs,
+    channels]; all layers at once."""
     both = irfft(op, spectrum_product(op, rfft(op, y), cached))
-    return accumulate(op, both[:, :, side : side + outputs], z)
+    return both.narrow(2, op["side"], op["outputs"])
 
 
 def tile_of_spectrum(op: Op, y: Tensor, cached: Tensor, z: Tensor) -> Tensor:

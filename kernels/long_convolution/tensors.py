@@ -43,8 +43,8 @@ def back(bins: Tensor, order: int) -> Tensor:
 
 
 def layers_at_once(layers: int, numbers: int) -> list[slice]:
-    """Returns layers, each `numbers` of which a transform makes, in groups of up to MOST_NUMBERS: what lies
-    between the transforms of 36 layers of 768 channels and 131,072 positions would fill a card.
+    """Returns layers of `numbers` each in groups of at least one that have up to MOST_NUMBERS together: what
+    lies between transforms of all 36 layers of 768 channels and 131,072 positions would fill a card.
 
     >>> layers_at_once(3, 4), len(layers_at_once(36, 1 << 27))
     ([slice(0, 3, None)], 36)

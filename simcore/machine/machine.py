@@ -134,7 +134,7 @@ class Overheads:
     message_s: float = _cost("host time of one send or receive, s")
     gate_s: float = _cost("device time of a kernel that reads its flag and returns, s")
     in_graph_s: float = _cost("device time of a kernel beyond its price if others stand before it, s")
-    in_step_s: float = _cost("the same in steps that serve, s; 0: as in_graph_s")
+    in_step_s: float = _cost("the same in steps that serve, s (of a device 0: as in_graph_s)")
 
     def whole_launch_s(self, kernels: int) -> float:
         """Host time of a launch of a graph with `kernels` kernels."""

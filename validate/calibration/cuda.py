@@ -125,52 +125,52 @@ def calibrate_card(
         if not measuring.goes_on:
             unfinished.unlink(missing_ok=True)
         raise InputError(f"--on cuda: nothing could be measured; {failed[0] if failed else 'no time'}")
+    born = _birth(card, points, reached)
     if few:
-        costs, said = dict[str, float](), list[str]()
+        costs, notes = dict[str, float](), list[str]()
         if VERBS in few:
-            costs, said = _overheads(measuring.floor, card, progress, graphs=True)
-        said += ["measured with --quick"] if quick else []
-        later = _later(device, target, points, _birth(card, points, reached), costs, failed, left_out, quick)
-        missing = [kind for kind in few if kind not in measured_of(later, few)]
-        said += [f"{kind}: stays, as none was measured" for kind in missing]
-        later = replace(later, notes=(*later.notes, *said))
-        profile = write_renewed(target, later, map(cells, points), few)
+            costs, notes = _overheads(measuring.floor, card, progress, graphs=True)
+        notes += ["measured with --quick"] if quick else []
+        found = {point.op.kind for point in points}
+        later = (
+            profile_of(device, points, born, costs, failed, left_out, quick, found)
+            if points
+            else _of_costs(device, target, born, costs)
+        )
+        profile = _renew(target, few, later, points, notes)
         unfinished.unlink(missing_ok=True)
         return target, profile
     costs, verb_notes = _overheads(
         measuring.floor, card, progress, graphs=table.keys() >= card_nodes.KINDS | card_steps.KINDS
     )
-    profile = profile_of(device, points, _birth(card, points, reached), costs, failed, left_out, quick)
-    notes = (*profile.notes, memory, *verb_notes)
-    profile = replace(profile, notes=notes, contention=_contention(target, device))
+    profile = profile_of(device, points, born, costs, failed, left_out, quick)
+    said = (*profile.notes, memory, *verb_notes)
+    profile = replace(profile, notes=said, contention=_contention(target, device))
     # The profile of the measurements so far is safe even if the rest fails.
     write_whole(profile, points, target)
     unfinished.unlink(missing_ok=True)
     if _shares(table):
-        shared, said = _shared_use(profile, quick, progress, begun_s + within_s - card_sharing.FITTING_S)
-        profile = replace(profile, notes=(*notes, *said), contention=shared)
+        shared, more = _shared_use(profile, quick, progress, begun_s + within_s - card_sharing.FITTING_S)
+        profile = replace(profile, notes=(*said, *more), contention=shared)
         write_whole(profile, points, target)
     return target, profile
 
 
-def _later(
-    device: str,
-    target: Path,
-    points: Sequence[Point],
-    born: Birth,
-    costs: Mapping[str, float],
-    failed: Sequence[str],
-    left_out: int,
-    quick: bool,
-) -> FittedProfile:
-    """Returns the profile of what was measured of few kinds of op; of costs alone, with the fits in
-    `target`, which stay."""
-    if points:
-        found = {point.op.kind for point in points}
-        return profile_of(device, points, born, costs, failed, left_out, quick, found)
+def _of_costs(device: str, target: Path, born: Birth, costs: Mapping[str, float]) -> FittedProfile:
+    """Returns the profile in `target` with costs of verbs alone measured anew."""
     before = load_profile(device, str(target / "profile.yaml"))
     assert isinstance(before, FittedProfile)
     return replace(before, overheads=dict(costs), birth=born, notes=())
+
+
+def _renew(
+    target: Path, few: Sequence[str], later: FittedProfile, points: Sequence[Point], notes: Sequence[str]
+) -> FittedProfile:
+    """Renews what was measured of a few kinds of op in the profile folder `target`; returns the profile."""
+    missing = [kind for kind in few if kind not in measured_of(later, few)]
+    stays = [f"{kind}: stays, as none was measured" for kind in missing]
+    later = replace(later, notes=(*later.notes, *notes, *stays))
+    return write_renewed(target, later, map(cells, points), few)
 
 
 def _overheads(

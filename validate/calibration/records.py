@@ -81,8 +81,8 @@ def birth_of(
         versions=dict(versions),
         points=len(points),
         # Without points costs of verbs alone were measured.
-        runs=min((point.runs for point in points), default=1),
-        spread=median([point.spread for point in points] or [0.0]),
+        runs=min(point.runs for point in points) if points else None,
+        spread=median(point.spread for point in points) if points else None,
         rates=dict(rates),
     )
 

@@ -68,8 +68,8 @@ ROUNDS, REPLAYS, SLOW_S, SLOW_REPLAYS = 2, 5, 2e-3, 3
 PAIRS, WARPS = (10, 50), (1, 4)
 # For shorter ops the kernel between calls is timed anew.
 SHORT_S = 2e-5
-# The cache has to be more than so many times as large as warm operands, as large ones stay in half of it
-# (`devices.price.STAYS`); and as sets of fresh ones, which other ops leave less room.
+# The cache has to be more than so many times as large as warm operands, which stay in half of it
+# (`devices.price.STAYS`), and as all sets of fresh operands, to which other ops leave less of it.
 WARM_SHARE, WRITTEN_SHARE = 2, 4
 # Sides of the square products that give the rate of a number format.
 SIDE = 8192

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from simcore.models.long_convolution import LongConvolution
 from simcore.ops.convolution import MIXER_KINDS
@@ -55,14 +56,20 @@ def mixer_s(by_kind: Mapping[str, float]) -> float:
     return sum(seconds for kind, seconds in by_kind.items() if kind in MIXER_KINDS)
 
 
+def latencies(result: Result) -> NDArray[np.float64]:
+    """Returns the latency of each token, in seconds, [tokens]: the time since tokens were seen before it.
+    Those that are seen together have the same."""
+    moments_s, which = np.unique(result.ended_s, return_inverse=True)
+    found: NDArray[np.float64] = np.diff(moments_s, prepend=result.begun_s)[which]
+    return found
+
+
 def times(result: Result) -> Figures:
-    """Returns the figures from the times of the tokens and of their ops. Tokens that are seen together have
-    one latency."""
-    ended_s = np.unique(result.ended_s)
-    latency_s = np.diff(ended_s, prepend=result.begun_s)
+    """Returns the figures from the times of the tokens and of their ops."""
+    latency_s = latencies(result)
     p50_s, p99_s = np.quantile(latency_s, [0.5, 0.99]).tolist()
     return {
-        **sums(result.by_kind, float(ended_s[-1]), len(result.ended_s)),
+        **sums(result.by_kind, float(result.ended_s[-1]), len(latency_s)),
         "token_p50_s": (p50_s, "s"),
         "token_p99_s": (p99_s, "s"),
         "token_max_s": (float(latency_s.max()), "s"),

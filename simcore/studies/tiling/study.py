@@ -38,7 +38,7 @@ NEVER_IDLE = 1e-9
 # A measured run that takes so long, in seconds, counts by itself: what disturbs a run is short beside it.
 LONG_S = 10.0
 BASELINES = {"speedup_over_lazy": "lazy", "speedup_over_lazy_by_layers": "lazy, layer by layer"}
-MEASURED = "median of {} runs, the least and the largest"
+MEASURED, ONE_RUN = "median of {} runs, the least and the largest", "one run"
 PREDICTED = "all prices at the fast and at the slow end of their 90 % intervals"
 AS_PRICED = "prices as they are"
 EXACT = "formulas of the launched ops"
@@ -181,7 +181,7 @@ def _cut(case: Case, most: int) -> Case:
 
 def _rows(one: CaseResult, results: Sequence[CaseResult]) -> Iterator[Row]:
     axes = one.case.axes
-    source = MEASURED.format(len(one.runs)) if one.measured else PREDICTED if len(one.runs) > 1 else AS_PRICED
+    source = _source(one)
     for name, (_, unit) in one.runs[0].items():
         yield _row(one, name, one.values(name), unit, source)
     for metric, baseline in BASELINES.items():
@@ -203,6 +203,12 @@ def _rows(one: CaseResult, results: Sequence[CaseResult]) -> Iterator[Row]:
         yield replace(_row(one, "seconds", values, "s", f"{part}; {source}"), op_kind=kind)
 
 
+def _source(one: CaseResult) -> str:
+    if one.measured:
+        return ONE_RUN if len(one.runs) == 1 else MEASURED.format(len(one.runs))
+    return PREDICTED if len(one.runs) > 1 else AS_PRICED
+
+
 def _row(one: CaseResult, name: str, values: Sequence[float], unit: str, source: str) -> Row:
     if len(values) == 1:
         # Without values at the ends there is no interval.
@@ -214,7 +220,9 @@ def _ratio(of: CaseResult, to: CaseResult, name: str, metric: str, source: str) 
     """Returns the ratio of two cases. Predicted ones are paired at the same end of all prices. Measured runs
     are not paired: the interval is from the least over the largest to the largest over the least."""
     ours, theirs = of.values(name), to.values(name)
-    if to.measured:
+    if to.measured and len(ours) == len(theirs) == 1:
+        ratios = [ours[0] / theirs[0]]
+    elif to.measured:
         ratios = [ours[0] / theirs[0], min(ours) / max(theirs), max(ours) / min(theirs)]
     else:
         ratios = [a / b for a, b in zip(ours, theirs, strict=True)]

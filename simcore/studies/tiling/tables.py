@@ -9,7 +9,7 @@ import numpy as np
 from simcore.machine.trace import Trace
 from simcore.models.long_convolution import cells
 from simcore.studies.tiling.cases import Case, memory_of
-from simcore.studies.tiling.figures import counts, times
+from simcore.studies.tiling.figures import counts, latencies, times
 from simcore.studies.tiling.implementations import Lanes, cheapest, sides, tile_prices
 from simcore.studies.tiling.runner import Bench, Result
 
@@ -43,7 +43,7 @@ def point(case: Case) -> Record:
 def steps(case: Case, result: Result) -> Record:
     """Returns tokens in stretches of equal length, as columns: the last token of each, its end, and the
     longest latency in the stretch."""
-    latency_s = np.diff(result.ended_s, prepend=result.begun_s)
+    latency_s = latencies(result)
     length = -(-len(latency_s) // MOST_STEPS)
     starts = np.arange(0, len(latency_s), length)
     last = np.minimum(starts + length, len(latency_s)) - 1

@@ -101,7 +101,9 @@ class CardLongConvolutionState(CardState):
         if not graph.kinds & {"conv_row", "conv_column"}:
             return found
         most = graph.most_added
-        return {name: power_from(value + most[name]) - most[name] for name, value in found.items()}
+        return {
+            name: power_from(value + most.get(name, 0)) - most.get(name, 0) for name, value in found.items()
+        }
 
     def sizes(self, stream: str) -> Mapping[str, Tensor]:
         """Returns the position, the same for all streams: there is one set of activations."""

@@ -59,8 +59,7 @@ AHEAD = 1
 PROMPTS = "prompts"
 # Bytes of pinned memory, and those at whose multiples numbers begin.
 RING, ALIGNED = 1 << 27, 16
-# Whole numbers by their bytes.
-OF_NUMPY = {4: torch.int32, 8: torch.int64}
+OF_NUMPY = {np.dtype(np.int32): torch.int32, np.dtype(np.int64): torch.int64}
 # Sequences and rows with which steps are captured.
 SEQUENCES = (
     *range(1, 9),
@@ -546,7 +545,9 @@ class CardServedState(CardState):
         """Copies the blocks of whole slots, of all layers."""
         del op
         cache = self.cache
-        source, target = (cache.send(np.array(each, np.int64)).to(cache.device) for each in self._moves)
+        source, target = (
+            cache.send(np.array(each, np.int64)).to(cache.device, non_blocking=True) for each in self._moves
+        )
         cache.kv.index_copy_(2, target, cache.kv.index_select(2, source))
 
 
@@ -621,7 +622,7 @@ class Sender:
         self._bytes[place] = x.view(np.uint8)
         # Numbers of 8 bytes begin at multiples of 8.
         self.next += -(-x.nbytes // ALIGNED) * ALIGNED
-        return self.ring[place].view(OF_NUMPY[x.dtype.itemsize])
+        return self.ring[place].view(OF_NUMPY[x.dtype])
 
 
 def decoding_steps(most: int) -> list[int]:

@@ -36,7 +36,7 @@ NOISE = 0.5
 DOWN = 1.5
 # Size of a gate. A gated block squares sizes: at 1 a deep model would diverge, below 1 deep levels fade.
 GATE = 0.4
-# Seeds of layers: more than a model has. Threads that draw, each a layer in float64.
+# Seeds of layers: more than a model has. Threads that draw, each a layer.
 SEEDS, THREADS = 1_000_003, 8
 # Decays of linear attention lie in this range.
 DECAYS = (0.5, 0.9)
@@ -91,7 +91,7 @@ def _matrices(model: LongConvolution, gain: float) -> dict[str, tuple[int, int, 
 
 
 def parameters(model: LongConvolution, seed: int, dtype: torch.dtype) -> Parameters:
-    """Draws all parameters by a seed, in float64, and casts them."""
+    """Draws all parameters by a seed, filters in fp32 and the others in float64, and casts them."""
     generator = torch.Generator().manual_seed(seed)
 
     def normal(*size: int) -> Tensor:

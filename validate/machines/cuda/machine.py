@@ -62,7 +62,8 @@ from simcore.validate.machines.launches import (
 DEPTH, LEAD_S = 2, 3e-4
 # The longest wait for a signal; about the time of one look at its counter.
 PATIENCE_S, LOOK_S = 10.0, 1e-6
-# Replays of a launch in the rehearsals of a program: all of a run of so many tokens; one after REHEARSAL_S.
+# Replays of a launch in the rehearsals of a program: all of a run of so many tokens; after REHEARSAL_S only
+# as many as capture it, and as many again.
 REHEARSED, REHEARSAL_S = 512, 5.0
 # Graphs of at most so many ops are compared each time, not remembered by their ids.
 FEW_OPS = 8
@@ -192,8 +193,9 @@ class CardRun(Device):
         self._written, self._writing = 0, None
         # The values of tensors that hold sizes, by address.
         self._sizes: dict[int, int] = {}
-        # How long the last replay of a graph took, by rank and name.
-        self._took_s: dict[tuple[int, str], float] = {}
+        # How long the last replay of a graph took on a stream of a rank. Where it takes another time the next
+        # time, with fewer sequences, the next replay is queued early or late once.
+        self._took_s: dict[tuple[int, str, str], float] = {}
         # How often each plan, by its id, was queued.
         self._replays: dict[int, int] = defaultdict(int)
         # The last event of launches by their rank and home, if that is not their stream.
@@ -387,7 +389,8 @@ class CardRun(Device):
                 if not self._over(ends):
                     yield Need(partial(self._over, ends))
                 now_s = self.now()
-                self._took_s[stream.rank, launch.graph.name], began_s = now_s - began_s, now_s
+                self._took_s[stream.rank, stream.name, launch.graph.name] = now_s - began_s
+                began_s = now_s
             if queued and launch.watches:
                 yield Need(partial(self._is_due, stream, launch, began_s, queued[-1]))
             if launch.ticket.stopped or (replay > 0 and launch.curtailed):
@@ -405,7 +408,7 @@ class CardRun(Device):
         which ends at `ends`, is nearly over; or need not be any more."""
         if launch.curtailed or launch.ticket.stopped:
             return True
-        took_s = self._took_s.get((stream.rank, launch.graph.name), 0.0)
+        took_s = self._took_s.get((stream.rank, stream.name, launch.graph.name), 0.0)
         return self.now() >= began_s + took_s - LEAD_S or self._over(ends)
 
     def _finish(self, stream: Stream, launch: Launch) -> None:
@@ -500,8 +503,8 @@ class CardRun(Device):
         self._begin(stream, launch, sizes, replay)
         plan = self._plan(stream, launch, sizes)
         self._replays[id(plan)] += 1
-        if self._rehearsal and plan.plain and self._is_rehearsed(plan):
-            self._pass_over(stream, launch)
+        if self._rehearsal and plan.plain and self._is_rehearsed(stream, plan):
+            self._pass_over(stream, launch, plan)
             self.passed_over += 1
             return
         log = self.memory.log(stream.rank, stream.name) if plan.noted or plan.settings else None
@@ -544,15 +547,17 @@ class CardRun(Device):
         self._homes |= {(lane.rank, plan.home): lane.tail for lane in stream.lanes}
         launch.ticket.replays += 1
 
-    def _is_rehearsed(self, plan: Plan) -> bool:
-        """Whether a plan has been queued often enough: before this time at least twice, which captures it and
-        sends it to the card."""
-        before = self._replays[id(plan)] - 1
-        return before >= REHEARSED or (before >= 2 and self.now() > REHEARSAL_S)
+    def _is_rehearsed(self, stream: Stream, plan: Plan) -> bool:
+        """Whether a plan has been queued often enough, and is captured for the states as they are. Of each of
+        its captures the first replay sends it to the card."""
+        before, captures = self._replays[id(plan)] - 1, len(plan.captured)
+        often = before >= REHEARSED or (before >= 2 * captures and self.now() > REHEARSAL_S)
+        return often and all(self._stages.is_captured(lane, plan) for lane in stream.lanes)
 
-    def _pass_over(self, stream: Stream, launch: Launch) -> None:
+    def _pass_over(self, stream: Stream, launch: Launch, plan: Plan) -> None:
         """Queues the events of a launch only: a run that counts then finds as many as it needs."""
         for lane in stream.lanes:
+            self._stages.pass_over(lane, plan)
             self.api.record(lane.stream)
             lane.tail = self.api.record(lane.stream)
         launch.ticket.replays += 1

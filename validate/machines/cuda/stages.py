@@ -85,6 +85,24 @@ class StageQueue:
                 states[0].restore(keys[0])
         return plan.captured[key]
 
+    def is_captured(self, lane: RankStream, plan: Plan) -> bool:
+        """Whether all stages of a plain plan are captured with the present keys of a lane's state, one after
+        another."""
+        key = lane.state.key()
+        for stage in plan.stages:
+            found = plan.captured.get((stage.index, lane.rank, plan.home or lane.name, (key,)))
+            if found is None:
+                return False
+            key = found[1]
+        return True
+
+    def pass_over(self, lane: RankStream, plan: Plan) -> None:
+        """Goes to the state after the stages of a plain plan, which are captured."""
+        for stage in plan.stages:
+            keys = (lane.state.key(),)
+            _, after = plan.captured[stage.index, lane.rank, plan.home or lane.name, keys]
+            lane.state.restore(after)
+
     def nodes(
         self, lane: RankStream, launch: Launch, log: StreamLog | None, plan: Plan, stage: Stage
     ) -> list[Callable[[], object]]:

@@ -101,7 +101,7 @@ class CardOperatorState(CardState):
 @dataclass
 class CardStates:
     """Makes the states of set-ups on a card whose L2 cache has `l2_bytes`; keeps the weights of the last
-    model, which cases of many batches and contexts share."""
+    model, or its parameters, which cases of many batches, contexts and schedules share."""
 
     l2_bytes: int
     device: torch.device | str = "cuda"
@@ -126,7 +126,7 @@ class CardStates:
                 raise InputError(f"--on cuda: a {type(other).__name__} is not run on a card yet")
 
     def forget(self) -> None:
-        """Drops the weights."""
+        """Drops weights and parameters."""
         self._weights = self._parameters = None
 
     def _parameters_of(self, model: LongConvolution) -> Parameters:
