@@ -5,7 +5,7 @@ plain torch.
 
 An op says how many tokens all sequences have together, not how many each has. So its inputs on a card are of
 lengths that differ as those of requests served together do (`spread`), in blocks in any order, in a table
-with room for longer ones: what a step of a service costs, and not the easier one of equal lengths.
+with room for longer ones: the price is that of a serving step, not the lower one of equal lengths.
 """
 
 from collections.abc import Sequence
