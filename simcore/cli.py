@@ -271,7 +271,9 @@ def calibrate(
     ] = None,
     kinds: Annotated[
         str,
-        typer.Option("--kinds", metavar="KIND,..", help="of a card: these kinds of op, or verbs, alone, anew [all]"),
+        typer.Option(
+            "--kinds", metavar="KIND,..", help="of a card: these kinds of op (or verbs) alone [all]"
+        ),
     ] = "",
 ) -> None:
     """Measure what ops cost on this machine and write a profile of the device."""

@@ -332,7 +332,9 @@ def test_a_run_is_replayed_by_its_own_times_and_by_ops_one_by_one(
         # A run's launches have their kernels in them.
         ({"launch_kernel_s": 1e-7}, {"launch_kernel_s": 1e-7}, {}),
         ({"launch_s": 1e-5, "launch_kernel_s": 1e-7, "start_s": 1e-6},)
-        + ({"launch_s": 1e-5, "launch_kernel_s": 1e-7, "return_s": 0.0, "start_s": 1e-6, "batch_s": 0.0},) * 2,
+        + (
+            {"launch_s": 1e-5, "launch_kernel_s": 1e-7, "return_s": 0.0, "start_s": 1e-6, "batch_s": 0.0},
+        ) * 2,
     ],
 )  # fmt: skip
 def test_what_a_scenario_says_of_launches(

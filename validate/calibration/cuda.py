@@ -103,10 +103,10 @@ def calibrate_card(
     InputError if there is no CUDA card, if the catalogue lacks it, or if there is no profile to renew kinds
     of."""
     begun_s = time.perf_counter()
+    few = named("--kinds", kinds, (*table, VERBS), needed=bool(kinds))
     device = this_card()
     target = target or profile_path(device)
     check_target(target, device)
-    few = named("--kinds", kinds, (*table, VERBS), needed=bool(kinds))
     if few:
         table = {kind: table[kind] for kind in few if kind != VERBS}
         load_profile(device, str(target / "profile.yaml"))

@@ -5,8 +5,8 @@
 
 A case decodes with sequences of unlike lengths; each launch says anew whose tokens it computes, as in a
 service when requests come and go, and is then replayed a few times. The kernels are those of the machine that
-serves, which read block tables, ids and rows besides what is priced (`buffers.cuda_served`). These come once a
-step, and are shared out among the kernels of LAYERS layers: of a model of more layers they count too much.
+serves, which read block tables, ids and rows besides what is priced (`buffers.cuda_served`). These come once
+a step, and are shared out among the kernels of LAYERS layers: of a model of more layers they count too much.
 """
 
 from collections.abc import Callable, Iterator, Sequence

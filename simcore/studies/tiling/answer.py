@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
+from simcore.models.long_convolution import LongConvolution
 from simcore.studies.common import MOST_EXTRAPOLATED, Standing, ranged, unmeasured
 from simcore.studies.tiling.cases import MEASURED
 from simcore.studies.tiling.figures import CaseResult
@@ -66,8 +67,11 @@ def _single(best: CaseResult, results: Sequence[CaseResult]) -> str:
     text = f"{axes.label} is fastest: {best.value('total_s') / best.case.generated * 1e3:.3g} ms a token"
     if gain is not None and axes.label != LAZY:
         text += f", {gain:.3g} times as fast as lazy"
+    over = f"{best.case.generated:,} tokens"
+    if axes.prompt_tokens:
+        over += f" after a prompt of {axes.prompt_tokens:,}, whose time is in it,"
     return (
-        f"{text}, over {axes.tokens:,} tokens of {axes.layers} layers, {axes.channels} channels, batch"
+        f"{text}, over {over} of {axes.layers} layers, {axes.channels} channels, batch"
         f" {axes.batch}{_taken(best)}."
     )
 
@@ -121,6 +125,8 @@ def notes(bench: Bench, results: Sequence[CaseResult]) -> list[str]:
     )
     if at_once:
         lines.append(f"a step is one kernel, which stays for all layers: {'; '.join(at_once)}")
+    if (several := bench.scenario.tokens_per_launch) > 1:
+        lines.append(f"a launch computes {several} positions: the latency of a token is that of its launch")
     for choice, places in chosen.items():
         more = f" and {len(places) - 1} other points" if len(places) > 1 else ""
         lines.append(f"{choice} (at {places[0]}{more})")
@@ -166,6 +172,11 @@ def warnings(bench: Bench, shares: Mapping[str, float], results: Sequence[CaseRe
     if far > MOST_EXTRAPOLATED:
         lines.append(f"{far:.0%} of the device time is from extrapolated prices")
     models = [bench.model(one.case) for one in results]
+    if bench.scenario.model.step == "auto" and (by_layers := _not_in_one_launch(bench, models)):
+        lines.append(
+            f"model.step: auto takes the kernels of each layer at {'; '.join(by_layers)}: a step in one"
+            " launch, which may be several times faster, was measured of other shapes only"
+        )
     steps = {model.token_step.without_place for model in models if model.one_launch}
     if any(bench.device.price(op).source not in MEASURED for op in steps):
         lines.append(
@@ -173,3 +184,11 @@ def warnings(bench: Bench, shares: Mapping[str, float], results: Sequence[CaseRe
             " its bytes and operations take at least, and such kernels take many times that"
         )
     return lines
+
+
+def _not_in_one_launch(bench: Bench, models: Sequence[LongConvolution]) -> list[str]:
+    """Returns the models whose step could be one launch, and whose price of it is only extrapolated."""
+    able = [model for model in models if model.mixer == "convolution" and not model.one_launch]
+    price = bench.device.price
+    far = [model for model in able if price(model.token_step.without_place).source == "extrapolated"]
+    return [*dict.fromkeys(f"{one.layers} x {one.channels}, batch {one.batch}" for one in far)]
