@@ -35,6 +35,7 @@ from simcore.sim.runs import Run, Setup
 from simcore.sim.simulation import Simulation
 from simcore.studies.common import middle_first
 from simcore.studies.fields import HostOverheads
+from simcore.studies.tiling import study as tiling_study
 from simcore.validate.calibration import cuda_host as card_host
 from simcore.validate.calibration.cuda_host import ONE, ROUNDS, SOME, counting_card, host_costs, rounds
 from simcore.validate.ladder import climb as climbing
@@ -649,6 +650,19 @@ TILING: dict[str, Any] = {
     "profile": "none",
     "strategies": [{"kind": "lazy"}, {"kind": "fractal", "tiles": "conv"}],
 }
+
+
+@emulated
+def test_a_long_tiling_runs_once_and_its_figures_have_no_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tiling_study, "LONG_S", 0.0)
+    real = real_of()
+    parts = assemble(parse_scenario(TILING, "x"), "x", Place("cuda", real.start, 2))
+    rows = parts.study.run(lambda *_: None).rows
+    assert {len(traces) for case, traces in real.started.items() if case} == {1}
+    timed = [row for row in rows if row.unit in ("s", "x") and row.value]
+    assert any(row.metric.startswith("speedup") for row in timed)
+    assert {(row.low, row.high) for row in timed} == {(None, None)}
+    assert all("one run" in row.source for row in timed)
 
 
 @emulated
