@@ -418,8 +418,31 @@ def test_costs_of_verbs_are_renewed_alone(
         before, overheads={**before.overheads, **new}, source=after.source, renewed=after.renewed
     )
     assert [each.kinds for each in after.renewed] == [("verbs",)]
+    assert (after.renewed[0].birth.points, after.renewed[0].birth.runs) == (0, None)
     assert any(note.startswith("in_step_s: ") for note in after.renewed[0].notes)
     assert load_profile("h200-sxm", str(target)) == after
+    # Beside a kind of op they have a record of their own, and never give the profile its birth.
+    _, both = calibrate_card(target, False, quiet, table=table, within_s=60.0, kinds="sample,verbs")
+    assert [each.kinds for each in both.renewed] == [("verbs",)]
+    assert both.birth is not None
+    assert both.birth.points == len(both.points) > 0
+    assert not any("in_step_s" in note for note in both.notes)
+
+
+def test_a_profile_stays_if_no_verb_could_be_measured(
+    card: Callable[..., list[Op]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    card(nothing)
+    target, table = tmp_path / "local", {"sample": TABLE["sample"]}
+    _, before = calibrate_card(target, True, quiet, table=table, within_s=60.0)
+
+    def fails() -> dict[str, float]:
+        raise RuntimeError("a busy host")
+
+    monkeypatch.setattr(card_host, "host_costs", fails)
+    with pytest.raises(InputError, match="what verbs cost could not be measured: RuntimeError: a busy host"):
+        calibrate_card(target, False, quiet, table=table, within_s=60.0, kinds="verbs")
+    assert load_profile("h200-sxm", str(target)) == before
 
 
 def test_jumps_are_found_between_measured_shapes(

@@ -127,17 +127,16 @@ def calibrate_card(
         raise InputError(f"--on cuda: nothing could be measured; {failed[0] if failed else 'no time'}")
     born = _birth(card, points, reached)
     if few:
-        costs, notes = dict[str, float](), list[str]()
+        if points:
+            found = {point.op.kind for point in points}
+            later = profile_of(device, points, born, {}, failed, left_out, quick, found)
+            profile = _renew(target, [*table], later, points, ["measured with --quick"] * quick)
         if VERBS in few:
             costs, notes = _overheads(measuring.floor, card, progress, graphs=True)
-        notes += ["measured with --quick"] if quick else []
-        found = {point.op.kind for point in points}
-        later = (
-            profile_of(device, points, born, costs, failed, left_out, quick, found)
-            if points
-            else _of_costs(device, target, born, costs)
-        )
-        profile = _renew(target, few, later, points, notes)
+            if not costs:
+                raise InputError(f"--on cuda: {notes[0]}")
+            later = _of_costs(device, target, _birth(card, (), reached), costs)
+            profile = _renew(target, [VERBS], later, (), notes)
         unfinished.unlink(missing_ok=True)
         return target, profile
     costs, verb_notes = _overheads(
