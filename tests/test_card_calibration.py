@@ -443,6 +443,7 @@ def test_a_profile_stays_if_no_verb_could_be_measured(
     with pytest.raises(InputError, match="what verbs cost could not be measured: RuntimeError: a busy host"):
         calibrate_card(target, False, quiet, table=table, within_s=60.0, kinds="verbs")
     assert load_profile("h200-sxm", str(target)) == before
+    assert [path.name for path in tmp_path.iterdir()] == ["local"]
 
 
 def test_jumps_are_found_between_measured_shapes(

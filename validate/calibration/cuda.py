@@ -132,6 +132,7 @@ def calibrate_card(
             later = profile_of(device, points, born, {}, failed, left_out, quick, found)
             profile = _renew(target, [*table], later, points, ["measured with --quick"] * quick)
         if VERBS in few:
+            unfinished.unlink(missing_ok=True)
             costs, notes = _overheads(measuring.floor, card, progress, graphs=True)
             if not costs:
                 raise InputError(f"--on cuda: {notes[0]}")
