@@ -28,15 +28,22 @@ def price_alike(op: Op, known: Known) -> Price | None:
     """Returns the price of attention from the prices in `known` of similar attention; None if it has none."""
     if op.kind == "paged_attention":
         return _paged(op, known)
-    if DTYPE_BYTES[op.dtype] != 1.0 or op.kind not in ("decode_attention", "prefill_attention"):
+    if op.kind == "decode_attention":
+        return _of_one_byte(op, known)
+    if DTYPE_BYTES[op.dtype] != 1.0 or op.kind != "prefill_attention":
         return None
     whole = known(replace(op, dtype=BF16))
-    if whole is None:
+    detail = f"as with a cache in {BF16}; {whole.detail}" if whole else ""
+    return whole and replace(whole, source="extrapolated", detail=detail)
+
+
+def _of_one_byte(op: Op, known: Known) -> Price | None:
+    """Returns the price of one query a sequence over a cache of 1-byte numbers, if it is such a cache."""
+    if DTYPE_BYTES[op.dtype] != 1.0:
         return None
-    if op.kind == "prefill_attention":
-        return replace(whole, source="extrapolated", detail=f"as with a cache in {BF16}; {whole.detail}")
-    half = known(replace(op, dtype=BF16, shape=_half(op)))
-    return None if half is None else _between(half, whole)
+    whole = known(replace(op, dtype=BF16))
+    half = whole and known(replace(op, dtype=BF16, shape=_half(op)))
+    return whole and half and _between(half, whole)
 
 
 def _paged(op: Op, known: Known) -> Price | None:
@@ -64,24 +71,12 @@ def _paged(op: Op, known: Known) -> Price | None:
 
 def _of_context(op: Op, context: int, known: Known) -> Price | None:
     """Returns the price of as many sequences with `context` tokens each in the mean."""
-    found = known(_with_tokens(op, context))
+    here = replace(op, shape=_with(op, "kv_tokens", op["sequences"] * context))
+    found = known(here) or _of_one_byte(here, known)
     if found is not None:
         return found
-    if DTYPE_BYTES[op.dtype] == 1.0:
-        whole, half = (
-            known(replace(_with_tokens(op, tokens), dtype=BF16)) for tokens in (context, -(-context // 2))
-        )
-        if whole is not None and half is not None:
-            return _between(half, whole)
     decoding = _decoding(op, op["sequences"], context, known)
     return decoding and _of_decoding(decoding)
-
-
-def _with_tokens(op: Op, context: int) -> Op:
-    kv_tokens = op["sequences"] * context
-    return replace(
-        op, shape=tuple((name, kv_tokens if name == "kv_tokens" else op[name]) for name, _ in op.shape)
-    )
 
 
 def _of_decoding(price: Price) -> Price:
@@ -109,7 +104,15 @@ def _decoding(op: Op, batch: int, context: int, known: Known) -> Price | None:
 
 
 def _half(op: Op) -> ops.Shape:
-    return tuple((name, -(-op[name] // 2) if name == "context" else op[name]) for name, _ in op.shape)
+    """Returns the shape with half as many tokens of each sequence, rounded up."""
+    if op.kind == "paged_attention":
+        sequences = op["sequences"]
+        return _with(op, "kv_tokens", sequences * -(-op["kv_tokens"] // (2 * sequences)))
+    return _with(op, "context", -(-op["context"] // 2))
+
+
+def _with(op: Op, changed: str, size: int) -> ops.Shape:
+    return tuple((name, size if name == changed else op[name]) for name, _ in op.shape)
 
 
 def _between(half: Price, whole: Price) -> Price:

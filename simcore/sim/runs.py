@@ -17,6 +17,9 @@ from simcore.sim.graph_pricer import GraphPricer
 from simcore.sim.segments import Cuts
 from simcore.sim.simulation import DeviceSizes, Outcomes, RankKind, Route, Simulation, no_device_sizes
 
+# A measured run that takes so long, in seconds, counts by itself: what disturbs a run is short beside it.
+LONG_S = 10.0
+
 
 class Run(Protocol):
     """One run of one program on all ranks of a machine; see Simulation."""

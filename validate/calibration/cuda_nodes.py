@@ -37,11 +37,16 @@ KINDS = frozenset({
 Step = Callable[[int, int], tuple[float, Sequence[Op]]]
 
 
+def beyond_ops_s(took_s: float, start_s: float, ops: Sequence[Op], alone_s: Callable[[Op], float]) -> float:
+    """Returns the seconds that each kernel of a graph takes beyond its time alone."""
+    return (took_s - start_s - sum(map(alone_s, ops))) / sum(op.kernels for op in ops)
+
+
 def node_costs(step: Step, start_s: float, alone_s: Callable[[Op], float]) -> Iterator[float]:
     """Yields in_graph_s of each case."""
     for case in CASES:
         took_s, ops = step(*case)
-        yield (took_s - start_s - sum(map(alone_s, ops))) / sum(op.kernels for op in ops)
+        yield beyond_ops_s(took_s, start_s, ops, alone_s)
 
 
 def node_cost(found: Sequence[float]) -> float:
@@ -57,15 +62,21 @@ def profile_note(found: Sequence[float]) -> str:
     return f"in_graph_s: {each} us, {LAYERS} layers of {LLAMA[0]} at batch x context of {cases}"
 
 
-def node_costs_here(floor: Roofline, reached: Reached) -> list[float]:
-    """Returns in_graph_s of each case on this card. Raises the card's errors."""
+def alone_here(floor: Roofline, reached: Reached) -> tuple[float, Callable[[Op], float]]:
+    """Returns the start of a graph on this card, and a function that gives the time of an op alone, measured
+    once, both in seconds. They raise the card's errors."""
 
     @cache
     def alone_s(op: Op) -> float:
         return card_measure.measured(TABLE[op.kind], op, floor, reached).median_s
 
     start_s, _ = card_measure.between().seconds(again=True)
-    return list(node_costs(_steps(), start_s, alone_s))
+    return start_s, alone_s
+
+
+def node_costs_here(floor: Roofline, reached: Reached) -> list[float]:
+    """Returns in_graph_s of each case on this card. Raises the card's errors."""
+    return list(node_costs(_steps(), *alone_here(floor, reached)))
 
 
 def _steps() -> Step:

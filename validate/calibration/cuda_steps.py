@@ -11,13 +11,12 @@ a step, and are shared out among the kernels of LAYERS layers: of a model of mor
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 from statistics import median
 
 import torch
 
 from simcore.kernels.decoder.paged_attention import PAGE, spread
-from simcore.kernels.table import TABLE
 from simcore.machine.machine import Machine, Program
 from simcore.machine.trace import Trace
 from simcore.models.decoder_config import DecoderConfig, load_config
@@ -25,11 +24,11 @@ from simcore.models.served_decoder import ServedDecoder, decode_sizes, growth
 from simcore.ops.op import Op, Roofline
 from simcore.validate.benchmarks.timing import Card as Reached
 from simcore.validate.calibration.cuda_grid import LLAMA, MODELS
+from simcore.validate.calibration.cuda_nodes import alone_here, beyond_ops_s
 from simcore.validate.machines.buffers.cuda_decoder import card_weights
 from simcore.validate.machines.buffers.cuda_served import Cache, CardServedState
 from simcore.validate.machines.cuda.cuda_api import CudaApi, TorchCudaApi
 from simcore.validate.machines.cuda.machine import Card
-from simcore.validate.timing import cuda_times as card_measure
 from simcore.validate.timing.pace import pace
 from simcore.workload.requests import Batch, Request
 
@@ -50,7 +49,7 @@ def step_costs(step: Step, start_s: float, alone_s: Callable[[Op], float]) -> It
     """Yields in_step_s and batch_s of each case."""
     for case in CASES:
         took_s, ops, batch_s = step(*case)
-        yield (took_s - start_s - sum(map(alone_s, ops))) / sum(op.kernels for op in ops), batch_s
+        yield beyond_ops_s(took_s, start_s, ops, alone_s), batch_s
 
 
 def costs_of(found: Sequence[tuple[float, float]]) -> dict[str, float]:
@@ -69,14 +68,8 @@ def profile_note(found: Sequence[tuple[float, float]]) -> str:
 
 def step_costs_here(floor: Roofline, reached: Reached) -> list[tuple[float, float]]:
     """Returns both of each case on this card, in seconds. Raises the card's errors."""
-
-    @cache
-    def alone_s(op: Op) -> float:
-        return card_measure.measured(TABLE[op.kind], op, floor, reached).median_s
-
     config = replace(load_config(MODELS / f"{LLAMA[0]}.json"), layers=LAYERS)
-    start_s, _ = card_measure.between().seconds(again=True)
-    return list(step_costs(steps_of(config, TorchCudaApi(), "cuda"), start_s, alone_s))
+    return list(step_costs(steps_of(config, TorchCudaApi(), "cuda"), *alone_here(floor, reached)))
 
 
 def steps_of(config: DecoderConfig, api: CudaApi, device: torch.device | str) -> Step:

@@ -17,6 +17,8 @@ from functools import cache
 from statistics import median
 from typing import TypeVar
 
+from simcore.sim.runs import LONG_S
+
 T = TypeVar("T")
 
 STEPS = 10_000
@@ -24,8 +26,8 @@ STEPS = 10_000
 # kept busy for at least AWAKE_S.
 FIRST_S, AWAKE_S, PATIENCE_S = 1.5, 0.01, 0.6
 RESIGNED = 5
-# The most times that a timed act is done; one that takes so long only once: slow spells are short beside it.
-ATTEMPTS, LONG_S = 3, 10.0
+# The most times that a timed act is done; a long one once.
+ATTEMPTS = 3
 # A single loop may be faster than a processor stays; the median of LOOPS loops may be SLACK times the least
 # one.
 LOOPS, SLACK = 7, 1.15

@@ -18,6 +18,7 @@ from simcore.machine.machine import LawError
 from simcore.machine.trace import Trace
 from simcore.ops.convolution import MIXER_KINDS
 from simcore.ops.op import Op
+from simcore.sim.runs import LONG_S
 from simcore.studies.common import Outcome, Progress, Row, middle_first, shares_of
 from simcore.studies.processes import SHORT_S, in_processes
 from simcore.studies.tiling import tables
@@ -35,8 +36,6 @@ REPEATED, LAUNCH_BY_LAUNCH = 4096, 256
 # length.
 SHORT, MOST_AT_ENDS = 1 << 14, 1 << 17
 NEVER_IDLE = 1e-9
-# A measured run that takes so long, in seconds, counts by itself: what disturbs a run is short beside it.
-LONG_S = 10.0
 BASELINES = {"speedup_over_lazy": "lazy", "speedup_over_lazy_by_layers": "lazy, layer by layer"}
 MEASURED, ONE_RUN = "median of {} runs, the least and the largest", "one run"
 PREDICTED = "all prices at the fast and at the slow end of their 90 % intervals"

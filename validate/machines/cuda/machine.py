@@ -42,7 +42,13 @@ from simcore.validate.machines.cuda.memory import Memory, StreamLog
 from simcore.validate.machines.cuda.parts import Arrival, CardTicket, RankStream
 from simcore.validate.machines.cuda.plan import Plan, Stage, plan_key, stages
 from simcore.validate.machines.cuda.records import Clocks, HostMoment, Record, Resolver, SharedOut, Taken
-from simcore.validate.machines.cuda.stages import Nodes, StageQueue, fill, run_collective_behind
+from simcore.validate.machines.cuda.stages import (
+    Nodes,
+    StageQueue,
+    fill,
+    keys_after,
+    run_collective_behind,
+)
 from simcore.validate.machines.cuts import CollectiveMatcher, Rendezvous, skip_ops
 from simcore.validate.machines.host import HostSide, mesh_of
 from simcore.validate.machines.launches import (
@@ -552,12 +558,12 @@ class CardRun(Device):
         its captures the first replay sends it to the card."""
         before, captures = self._replays[id(plan)] - 1, len(plan.captured)
         often = before >= REHEARSED or (before >= 2 * captures and self.now() > REHEARSAL_S)
-        return often and all(self._stages.is_captured(lane, plan) for lane in stream.lanes)
+        return often and all(len(keys_after(lane, plan)) == len(plan.stages) for lane in stream.lanes)
 
     def _pass_over(self, stream: Stream, launch: Launch, plan: Plan) -> None:
         """Queues the events of a launch only: a run that counts then finds as many as it needs."""
         for lane in stream.lanes:
-            self._stages.pass_over(lane, plan)
+            lane.state.restore(keys_after(lane, plan)[-1])
             self.api.record(lane.stream)
             lane.tail = self.api.record(lane.stream)
         launch.ticket.replays += 1

@@ -50,7 +50,7 @@ class StageQueue:
             self.api.run(lane.stream, _call(lane, states, keys, nodes()))
             skip_ops(states[0], ops)
             return
-        found = plan.captured.get((which, lane.rank, plan.home or lane.name, keys))
+        found = plan.captured.get(_place(lane, plan, which, keys))
         if found is None:
             self.api.run(lane.stream, _call(lane, states, keys, nodes()))
             found = self.capture(lane, plan, which, states, nodes, ops)
@@ -70,7 +70,7 @@ class StageQueue:
     ) -> tuple[Callable[[], object], Hashable]:
         """Returns the replay of a stage and the first state's key after its ops; captures it only once."""
         keys = tuple([state.key() for state in states])
-        key = (which, lane.rank, plan.home or lane.name, keys)
+        key = _place(lane, plan, which, keys)
         if key not in plan.captured:
             made = nodes()
             replay: Callable[[], object] = _nothing
@@ -84,24 +84,6 @@ class StageQueue:
                 plan.captured[key] = replay, states[0].key()
                 states[0].restore(keys[0])
         return plan.captured[key]
-
-    def is_captured(self, lane: RankStream, plan: Plan) -> bool:
-        """Whether all stages of a plain plan are captured with the present keys of a lane's state, one after
-        another."""
-        key = lane.state.key()
-        for stage in plan.stages:
-            found = plan.captured.get((stage.index, lane.rank, plan.home or lane.name, (key,)))
-            if found is None:
-                return False
-            key = found[1]
-        return True
-
-    def pass_over(self, lane: RankStream, plan: Plan) -> None:
-        """Goes to the state after the stages of a plain plan, which are captured."""
-        for stage in plan.stages:
-            keys = (lane.state.key(),)
-            _, after = plan.captured[stage.index, lane.rank, plan.home or lane.name, keys]
-            lane.state.restore(after)
 
     def nodes(
         self, lane: RankStream, launch: Launch, log: StreamLog | None, plan: Plan, stage: Stage
@@ -175,6 +157,24 @@ def _call(
                 node()
 
     return call
+
+
+def _place(lane: RankStream, plan: Plan, which: Hashable, keys: tuple[Hashable, ...]) -> Hashable:
+    """Returns where a plan keeps the capture of a stage of a lane, with states at these keys."""
+    return which, lane.rank, plan.home or lane.name, keys
+
+
+def keys_after(lane: RankStream, plan: Plan) -> list[Hashable]:
+    """Returns the keys of a lane's state after each stage of a plain plan, from its present key on, as far as
+    the stages are captured with them."""
+    found, key = list[Hashable](), lane.state.key()
+    for stage in plan.stages:
+        captured = plan.captured.get(_place(lane, plan, stage.index, (key,)))
+        if captured is None:
+            break
+        _, key = captured
+        found.append(key)
+    return found
 
 
 def _nothing() -> None:
