@@ -292,12 +292,12 @@ def place_of(on: str, where: str, scenario: Scenario, progress: Progress) -> Pla
     check_real(on)
     if on == CARD:
         _, card = card_for(where, scenario, progress)
-        return Place(on, card.start, REPEATS, described=card.described)
+        return Place(on, card.start, REPEATS, described=lambda: card.described)
     from simcore.validate.machines.here import Real, check_formats  # noqa: PLC0415
 
     check_formats(scenario, where)
     real = Real(REPEATS)
-    return Place(on, real.start, REPEATS, described=real.described)
+    return Place(on, real.start, REPEATS, described=lambda: real.described)
 
 
 def card_for(where: str, scenario: Scenario, progress: Progress) -> tuple[str, Any]:
@@ -318,9 +318,10 @@ def card_for(where: str, scenario: Scenario, progress: Progress) -> tuple[str, A
     if given != [(device, {})]:
         asked = resolved(scenario)["device"]
         raise InputError(f"{where}: device: is {asked!r}; the card of this machine is {device!r}")
+    begun_s = time.perf_counter()
     with prefixed_errors(where):
         compile_for(scenario, where, progress)
-    return device, this_machine(REPEATS)
+    return device, this_machine(REPEATS, compiling_s=time.perf_counter() - begun_s)
 
 
 def check_real(on: str) -> None:

@@ -88,15 +88,15 @@ def model_names() -> list[str]:
 class Place:
     """Where a scenario runs. `start` makes its runs; each case runs `repeats` times. `prices`, if given,
     replace the device's prices; `overheads` replace the profile's costs of the host's verbs, in seconds (the
-    scenario's own costs stay). `described`: entries of a real machine in the provenance. `jobs`: the most
-    processes that simulate."""
+    scenario's own costs stay). `described` returns, after the runs, a real machine's entries of the
+    provenance. `jobs`: the most processes that simulate."""
 
     name: str = "sim"
     start: Start = simulated
     repeats: int = 1
     prices: Pricer | None = None
     overheads: Mapping[str, float] = field(default_factory=dict)
-    described: Mapping[str, Any] = field(default_factory=dict)
+    described: Callable[[], Mapping[str, Any]] = dict
     jobs: int = 1
 
     @property
@@ -797,7 +797,7 @@ def provenance(
     return {
         "command": command,
         "machine": place.name,
-        **place.described,
+        **place.described(),
         "wall_time_s": round(wall_s, 3),
         "seed": scenario.seed,
         "price_sources": outcome.sources,

@@ -382,7 +382,7 @@ def test_a_replay_by_ops_one_by_one_is_shorter_in_the_case_that_finds_them_in_th
     assert all(len(seconds) == 2 and 0.0 < seconds[0] < 0.2 for seconds in by_case.values())
 
 
-def untold(trace: Trace, at_pace: bool) -> None:
+def untold(run: object, at_pace: bool, first_runs_s: float) -> None:
     """For runs that nobody asks about."""
 
 

@@ -55,7 +55,7 @@ def scenario(folder: Path, strategy: dict[str, Any], **workload: Any) -> Scenari
 
 def ran(of: Scenario) -> tuple[Outcome, RealCard]:
     real = RealCard(1, CardStates(1 << 20, "cpu"), api=FakeCudaApi)
-    place = Place("cuda", real.start, 1, described=real.described)
+    place = Place("cuda", real.start, 1, described=lambda: real.described)
     return assemble(of, "t", place).study.run(lambda *_: None), real
 
 

@@ -144,7 +144,7 @@ def climb(
     )
     replayed, described = replay(bare, measured_prices(real.traces, floor, prices), {})
     one_by_one = None if ops is in_the_run else replay(scenario, prices, saved)[0]
-    place = replace(place, described={**real.described, "replayed_with": described})
+    place = replace(place, described=lambda: {**real.described, "replayed_with": described})
     predicted = of_whole_runs(assemble(scenario, where).study.run(progress).rows)
     measured = [row for row in of_whole_runs(outcome.rows) if ops is in_the_run or row.metric not in SPLIT]
     rungs = ladder(points, predicted, replayed, measured, bounds, one_by_one=one_by_one)

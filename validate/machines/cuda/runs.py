@@ -66,14 +66,15 @@ class _Case:
 class CountedRun:
     """A run that counts, with its host at its pace if possible; before the first run of a case, some that do
     not count (`_warm_up`). A finished run no longer refers to its case: otherwise it would keep the case's
-    memory from the next one. `ended` gets its trace and whether its host was at its pace."""
+    memory from the next one. `ended` gets the run, whether its host was at its pace, and the seconds of
+    first runs."""
 
     def __init__(
         self,
         case: _Case,
         start: Callable[[bool], CardRun],
         title: str,
-        ended: Callable[[CardRun, bool], None],
+        ended: Callable[[CardRun, bool, float], None],
         rehearse: Callable[[Machine], Program] | None = None,
     ) -> None:
         self._ended, self._title = ended, title
@@ -106,8 +107,10 @@ class CountedRun:
             return run, time.perf_counter() - begun_s
 
         with _memory_of(self._title):
+            begun_s = time.perf_counter()
             if not case.warm:
                 _warm_up(case, once)
+            first_runs_s = time.perf_counter() - begun_s
             if rehearse is None:
                 run, at_pace = pace().keeps(lambda: self._attempt(case, once))
             else:
@@ -117,7 +120,7 @@ class CountedRun:
                 at_pace = at_pace and not run.fresh
         self.trace, self._live = run.trace, None
         self.fed_s += run.fed_s
-        self._ended(run, at_pace)
+        self._ended(run, at_pace, first_runs_s)
         return run.trace
 
     def _attempt(self, case: _Case, once: Once) -> CardRun:
@@ -183,7 +186,8 @@ class RealCard:
     """Starts runs on a card and keeps the traces of each case, which is run `repeats` times. `api` makes
     the api of a `Card`; `at_pace`: whether the host was at its pace before and after each run that counts
     (`simcore.validate.timing.pace`); `captured`: graphs captured in them; `memory`: how the card's memory is
-    taken, in words."""
+    taken, in words. `compiling_s`: time of compiling beforehand; `first_runs_s`: time of first runs, which
+    compile the rest, capture and warm up."""
 
     repeats: int
     states: CardStates
@@ -192,6 +196,8 @@ class RealCard:
     at_pace: list[bool] = field(default_factory=list)
     captured: int = 0
     memory: str = ""
+    compiling_s: float = 0.0
+    first_runs_s: float = 0.0
     _case: _Case | None = field(default=None)
     _in_loops: Costs | None = field(default=None)
 
@@ -216,9 +222,15 @@ class RealCard:
             " as the L2 cache has no room for",
             "how": f"captured graphs on streams, all ranks on one card; operands random, by seed {SEED}",
             **({"memory": self.memory} if self.memory else {}),
+            **({"prepared": self._prepared} if runs else {}),
             **({"captured": f"{self.captured} graphs in runs that count"} if self.captured else {}),
             **({"host": f"at its pace before and after {sum(self.at_pace)} of {runs} runs"} if runs else {}),
         }
+
+    @property
+    def _prepared(self) -> str:
+        first = f"first runs, which capture, took {self.first_runs_s:.3g} s"
+        return f"compiled in {self.compiling_s:.3g} s; {first}"
 
     def host_costs(self, case: str) -> Costs:
         """Returns the times of verbs in the reported run of a case; for verbs that it did not use, their
@@ -245,10 +257,11 @@ class RealCard:
 
         traces = self.started.setdefault(setup.case, [])
 
-        def ended(run: CardRun, at_pace: bool) -> None:
+        def ended(run: CardRun, at_pace: bool, first_runs_s: float) -> None:
             traces.append(run.trace)
             self.at_pace.append(at_pace)
             self.captured += run.fresh
+            self.first_runs_s += first_runs_s
 
         return CountedRun(case, begin, title, ended, _rehearsal_of(setup))
 
@@ -295,8 +308,8 @@ def _collect() -> None:
         torch.cuda.empty_cache()
 
 
-def this_machine(repeats: int) -> RealCard:
-    """Returns the card of this machine."""
+def this_machine(repeats: int, compiling_s: float = 0.0) -> RealCard:
+    """Returns the card of this machine; `compiling_s`: what was spent to compile for it."""
     properties: Any = torch.cuda.get_device_properties(0)
-    memory = take_memory_in_segments()
-    return RealCard(repeats, CardStates(int(properties.L2_cache_size)), memory=memory)
+    memory, states = take_memory_in_segments(), CardStates(int(properties.L2_cache_size))
+    return RealCard(repeats, states, memory=memory, compiling_s=compiling_s)
