@@ -158,6 +158,8 @@ def test_tables_are_written_once_where_slots_are_moved(monkeypatch: pytest.Monke
     state._give_other_blocks(batch, writes)
     assert len(writes.entries) == len(set(writes.entries)) == 5
     assert not {*before} & {*state.cache.held[0].blocks}
+    assert [to for _, to in writes.moves] == state.cache.held[0].blocks
+    assert [of for of, _ in writes.moves][: len(before)] == before
     state.reset()
     assert sorted(state.cache.free_blocks) == list(range(1, state.cache.kv.shape[2]))
 

@@ -34,7 +34,7 @@ from simcore.schedules.tensor_parallel import tensor_parallel
 from simcore.sim.runs import Run, Setup
 from simcore.sim.simulation import Simulation
 from simcore.studies.common import middle_first
-from simcore.studies.fields import HostOverheads
+from simcore.studies.fields import WITH_LAUNCH, HostOverheads
 from simcore.studies.tiling import study as tiling_study
 from simcore.validate.calibration import cuda_host as card_host
 from simcore.validate.calibration.cuda_host import ONE, ROUNDS, SOME, counting_card, host_costs, rounds
@@ -59,7 +59,7 @@ from simcore.validate.machines.op_by_op import Isolated, calibrated, measure_alo
 from simcore.validate.timing import cuda_times as card_measure
 from simcore.validate.timing.op_times import op_times, plain
 from simcore.validate.timing.pace import Pace, pace
-from simcore.workload.requests import Batch
+from simcore.workload.requests import Batch, Request
 from tests.fake_card import FakeCudaApi
 from tests.test_card_decoder import GQA
 from tests.thorough import first, slow, thorough
@@ -328,13 +328,15 @@ def test_a_run_is_replayed_by_its_own_times_and_by_ops_one_by_one(
         ({}, {}, {}),
         ({"wait_s": 1e-5}, {"wait_s": 1e-5}, {"wait_s": 1e-5}),
         # Who says what a launch takes says all of it.
-        ({"launch_s": 0.0},)
-        + ({"launch_s": 0.0, "launch_kernel_s": 0.0, "return_s": 0.0, "start_s": 0.0, "batch_s": 0.0},) * 2,
+        ({"launch_s": 0.0}, *({"launch_s": 0.0, **dict.fromkeys(WITH_LAUNCH, 0.0)},) * 2),
         # A run's launches have their kernels in them.
         ({"launch_kernel_s": 1e-7}, {"launch_kernel_s": 1e-7}, {}),
         ({"launch_s": 1e-5, "launch_kernel_s": 1e-7, "start_s": 1e-6},)
         + (
-            {"launch_s": 1e-5, "launch_kernel_s": 1e-7, "return_s": 0.0, "start_s": 1e-6, "batch_s": 0.0},
+            {
+                "launch_s": 1e-5, "launch_kernel_s": 1e-7, "return_s": 0.0, "start_s": 1e-6, "batch_s": 0.0,
+                "prompt_s": 0.0,
+            },
         ) * 2,
     ],
 )  # fmt: skip
@@ -459,9 +461,14 @@ def test_verbs_are_timed_from_their_call_to_their_return_and_from_an_end_to_the_
     found = {"launch_s": 2.7 / 3, "launch_kernel_s": 0.0, "return_s": 0.25, "size_s": 0.1}
     assert verbs_of(written, cause) == pytest.approx(found)
     # Nor is the time in which some said whose tokens they compute.
-    batched = [launch(0.0, 1.0, batch_s=0.4), launch(1.0, 1.0), launch(2.0, 1.0, batch_s=0.2)]
-    found = {"launch_s": 2.4 / 3, "launch_kernel_s": 0.0, "return_s": 0.25, "batch_s": 0.3}
+    batched: list[Any] = [launch(0.0, 1.0, batch_s=0.4), launch(1.0, 1.0), launch(2.0, 1.0, batch_s=0.2)]
+    found = {"launch_s": 2.4 / 3, "launch_kernel_s": 0.0, "return_s": 0.25, "batch_s": 0.3, "prompt_s": 0.0}
     assert verbs_of(batched, cause) == pytest.approx(found)
+    # With a prompt that takes longer.
+    longer = launch(3.0, 1.0, batch_s=0.9)
+    longer.batch = Batch([(Request(0, 0.0, 8, 1, 1), 8, 0)])
+    found |= {"launch_s": 2.5 / 4, "prompt_s": 0.6}
+    assert verbs_of([*batched, longer], cause) == pytest.approx(found)
 
 
 def attention(context: int, batch: int = 1) -> Any:

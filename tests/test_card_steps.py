@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -23,23 +24,26 @@ NORM = ops.norm("norm", tokens=1, hidden=8, dtype="fp32")
 def test_what_a_step_takes_beyond_its_ops_is_shared_out_among_them() -> None:
     """A step of n ops of 1 us: start + n (1 us + in_step_s)."""
 
-    def step(sequences: int, tokens: int) -> tuple[float, Sequence[Op], float]:
+    def step(sequences: int, tokens: int) -> tuple[float, Sequence[Op], card_steps.Costs]:
         assert tokens > 100
         count = 10 * sequences
-        return 2e-6 + count * (1e-6 + NODE_S), [NORM] * count, 1e-5 * sequences
+        of_host = {"batch_s": 1e-5 * sequences, "prompt_s": 1e-6 * sequences}
+        return 2e-6 + count * (1e-6 + NODE_S), [NORM] * count, of_host
 
     found = list(card_steps.step_costs(step, 2e-6, lambda op: 1e-6))
-    assert card_steps.costs_of(found) == pytest.approx({"in_step_s": NODE_S, "batch_s": 12e-5})
-    assert card_steps.costs_of([(-1e-7, 1e-4)]) == {"in_step_s": 0.0, "batch_s": 1e-4}
+    each = {"in_step_s": NODE_S, "batch_s": 12e-5, "prompt_s": 12e-6}
+    assert card_steps.costs_of(found) == pytest.approx(each)
+    assert card_steps.costs_of([{"in_step_s": -1e-7, "batch_s": 1e-4}]) == {"in_step_s": 0.0, "batch_s": 1e-4}
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter is for machines without a CUDA device")
 def test_steps_are_those_of_the_machine_that_serves(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(card_steps, "LAUNCHES", 3)
     step = card_steps.steps_of(replace(GQA, layers=1), FakeCudaApi(), "cpu")
-    took_s, found, batch_s = step(2, 9)
+    took_s, found, of_host = step(2, 9)
     assert took_s > 0.0
-    assert batch_s > 0.0
+    assert of_host["batch_s"] > 0.0
+    assert of_host["prompt_s"] >= 0.0
     assert {op.kind for op in found} == card_steps.KINDS
     (attention,) = (op for op in found if op.kind == "paged_attention")
     # The last but one of the replays of the last launch or of the one before it.
@@ -60,15 +64,25 @@ SERVING: dict[str, Any] = {
 NONE = dict.fromkeys(Overheads.__dataclass_fields__.keys() - {"in_graph_s", "in_step_s"}, 0.0)
 
 
-def ttft_s(**overheads: float) -> float:
+def mean_s(metric: str, **overheads: float) -> float:
     scenario = parse_scenario({**SERVING, "profile": "none", "overheads": {**NONE, **overheads}}, "t")
     rows = assemble(scenario, "t").study.run(lambda *_: None).rows
-    return next(row.value for row in rows if row.metric == "ttft_mean_s" and row.value is not None)
+    return next(row.value for row in rows if row.metric == metric and row.value is not None)
+
+
+ttft_s, e2e_s = partial(mean_s, "ttft_mean_s"), partial(mean_s, "e2e_mean_s")
 
 
 def test_a_launch_that_says_whose_tokens_it_computes_takes_its_host_longer() -> None:
     """One request, alone: its first token comes after one launch."""
     assert ttft_s(batch_s=1e-3) - ttft_s() == pytest.approx(1e-3)
+
+
+def test_a_launch_with_prompts_takes_its_host_longer_still() -> None:
+    """The first token comes after a launch with a prompt, the second after one without."""
+    assert ttft_s(prompt_s=1e-3) - ttft_s() == pytest.approx(1e-3)
+    assert e2e_s(prompt_s=1e-3) - e2e_s() == pytest.approx(1e-3)
+    assert e2e_s(batch_s=1e-3) - e2e_s() == pytest.approx(2e-3)
 
 
 def test_kernels_of_steps_that_serve_have_a_time_of_their_own() -> None:

@@ -130,6 +130,7 @@ class Overheads:
     start_s: float = _cost("from when an idle device has been given a graph until its first kernel begins, s")
     size_s: float = _cost("host time of a size in device memory that differs from the launch before, s")
     batch_s: float = _cost("host time of a launch beyond the others' if it says whose tokens it computes, s")
+    prompt_s: float = _cost("host time of such a launch beyond the others' if prompts are in it, s")
     wait_s: float = _cost("host time of coming back from a wait or a read, s")
     message_s: float = _cost("host time of one send or receive, s")
     gate_s: float = _cost("device time of a kernel that reads its flag and returns, s")

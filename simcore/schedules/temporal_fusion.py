@@ -1,7 +1,7 @@
 """Temporal fusion: requests join a running batch between two iterations (Flover, Yao et al. 2023, section V).
 
-    fetching     a new request waits for a free slot; then its prompt is computed on a stream of its own,
-                 beside the generation, and the request goes into the inference queue   (Algorithm 1)
+    fetching     a new request waits for a free slot; then its prompt is computed beside the generation, and
+                 the request goes into the inference queue                              (Algorithm 1)
     generation   each iteration takes the requests from that queue, computes a token for every slot from the
                  first in use to the last, and evicts complete requests                 (Algorithm 2)
     shuffle      copies as few slots as possible so that no slot between slots in use is free (Algorithm 3)
@@ -10,6 +10,9 @@ Pre-processing caches the prompt; all tokens come from the generation, so an ans
 iterations. Without shuffle, a finished slot between others is computed as if it still ran, until the slot is
 full. While no request joins or leaves, iterations are launched as one burst; an iteration with newcomers is
 launched alone, so that the time of their first token is known.
+
+Prompts are computed on `prompt_streams` streams, each one after another. The paper has a stream for each
+request. But one prompt fills a device: on several streams all of them end late, on one the first ends early.
 
 The paper leaves open: a slot whose prompt is being computed can be neither copied nor overwritten, so the
 shuffle goes around it; a request that then joins beyond a slot freed meanwhile is also shuffled.
@@ -33,12 +36,13 @@ INFERENCE = "inference"
 @dataclass(slots=True)
 class _Server:
     """The state of one server. `live`: the requests in generation, by slot; `busy`: slots that are written or
-    read beside the generation; `lengths`: the cached tokens of each slot, also of finished ones; `owners`:
-    the request that was in each slot last."""
+    read beside the generation; `lengths`: the cached tokens of each slot, also of finished ones; `prompts`:
+    how many prompts each stream for them has; `owners`: the request that was in each slot last."""
 
     slot_tokens: int
     shuffle: bool
     lengths: list[int]
+    prompts: list[int]
     live: dict[int, Request] = field(default_factory=dict)
     owners: dict[int, Request] = field(default_factory=dict)
     busy: set[int] = field(default_factory=set)
@@ -52,10 +56,17 @@ class _Server:
 
 
 def temporal_fusion(
-    m: Machine, model: ServedDecoder, journal: Journal, *, slots: int, slot_tokens: int, shuffle: bool = True
+    m: Machine,
+    model: ServedDecoder,
+    journal: Journal,
+    *,
+    slots: int,
+    slot_tokens: int,
+    shuffle: bool = True,
+    prompt_streams: int = 1,
 ) -> Program:
     """Serves the requests of the inbox until END. `slot_tokens`: the tokens that one of the `slots` holds."""
-    server = _Server(slot_tokens, shuffle, [0] * slots)
+    server = _Server(slot_tokens, shuffle, [0] * slots, [0] * prompt_streams)
     fetching = m.spawn(_fetch(m, model, journal, server))
     while True:
         _join(server, m.poll(INFERENCE))
@@ -119,9 +130,12 @@ def _pre_process(
     request.instance, request.scheduled_s = m.rank, m.now()
     sizes = step_sizes(0, 0, [(request.prompt_tokens, 0)], 1)
     batch = partial(Batch, [(request, request.prompt_tokens, 0)])
-    step = m.launch(model.prefill, stream=f"context {request.held}", sizes=sizes, batch=batch)
+    stream = min(range(len(server.prompts)), key=server.prompts.__getitem__)
+    server.prompts[stream] += 1
+    step = m.launch(model.prefill, stream=f"context {stream}", sizes=sizes, batch=batch)
     start_s, waiting, held = m.now(), len(server.waiting), server.held
     yield m.wait(step)
+    server.prompts[stream] -= 1
     journal.step(m.rank, start_s, m.now(), 1, 0, 0, request.prompt_tokens, 0, waiting, held)
     m.send(INFERENCE, request, m.rank)
 

@@ -290,6 +290,8 @@ class SimMachine:
         host_s = info.launch_s + size_update_s
         if batch is not None:
             host_s += self._overheads.batch_s
+            if given.get("prompt_tokens"):
+                host_s += self._overheads.prompt_s
         self._busy_until_s = busy_s = (now_s if now_s > busy_s else busy_s) + host_s
         issued_s = busy_s - info.back_s
         tickets: Any = ()

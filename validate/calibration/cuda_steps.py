@@ -2,14 +2,16 @@
 
     in_step_s   median over cases of ((step - start of a graph) - sum of its ops alone) / its kernels
     batch_s     median over cases of the host time in which a launch says whose tokens it computes
+    prompt_s    the same of how much longer it takes with the prompt of a new request
 
 A case decodes with sequences of unlike lengths; each launch says anew whose tokens it computes, as in a
-service when requests come and go, and is then replayed a few times. The kernels are those of the machine that
-serves, which read block tables, ids and rows besides what is priced (`buffers.cuda_served`). These come once
-a step, and are shared out among the kernels of LAYERS layers: of a model of more layers they count too much.
+service when requests come and go, and is then replayed a few times. Before it comes a prompt. The kernels are
+those of the machine that serves, which read block tables, ids and rows besides what is priced
+(`buffers.cuda_served`). These come once a step, and are shared out among the kernels of LAYERS layers: of a
+model of more layers they count too much.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from statistics import median
@@ -20,7 +22,7 @@ from simcore.kernels.decoder.paged_attention import PAGE, spread
 from simcore.machine.machine import Machine, Program
 from simcore.machine.trace import Trace
 from simcore.models.decoder_config import DecoderConfig, load_config
-from simcore.models.served_decoder import ServedDecoder, decode_sizes, growth
+from simcore.models.served_decoder import ServedDecoder, decode_sizes, growth, step_sizes
 from simcore.ops.op import Op, Roofline
 from simcore.validate.benchmarks.timing import Card as Reached
 from simcore.validate.calibration.cuda_grid import LLAMA, MODELS
@@ -35,39 +37,44 @@ from simcore.workload.requests import Batch, Request
 # Sequences, and their tokens in the mean.
 CASES = ((2, 700), (6, 600), (12, 700), (24, 900), (48, 1100))
 LAYERS, LAUNCHES, REPLAYS, RUNS, SEED = 8, 12, 4, 3, 0
+# Tokens of a prompt.
+PROMPT = 300
 # What the steps of these ops are made of.
 KINDS = frozenset({
     "embedding", "norm", "matmul", "rotary", "kv_append", "paged_attention", "residual", "activation",
     "sample",
 })  # fmt: skip
 
-# (sequences, mean tokens) -> the seconds of a step and its ops; the host's seconds of a batch.
-Step = Callable[[int, int], tuple[float, Sequence[Op], float]]
+# Seconds by the names of `machine.Overheads`.
+Costs = Mapping[str, float]
+HOSTS = "batch_s", "prompt_s"
+# (sequences, mean tokens) -> the seconds of a step and its ops; the host's costs.
+Step = Callable[[int, int], tuple[float, Sequence[Op], Costs]]
 
 
-def step_costs(step: Step, start_s: float, alone_s: Callable[[Op], float]) -> Iterator[tuple[float, float]]:
-    """Yields in_step_s and batch_s of each case."""
+def step_costs(step: Step, start_s: float, alone_s: Callable[[Op], float]) -> Iterator[Costs]:
+    """Yields the costs of each case."""
     for case in CASES:
-        took_s, ops, batch_s = step(*case)
-        yield beyond_ops_s(took_s, start_s, ops, alone_s), batch_s
+        took_s, ops, of_host = step(*case)
+        yield {"in_step_s": beyond_ops_s(took_s, start_s, ops, alone_s), **of_host}
 
 
-def costs_of(found: Sequence[tuple[float, float]]) -> dict[str, float]:
-    """Returns both from all cases, at least 0, in seconds by name."""
-    in_step_s, batch_s = (max(0.0, median(each)) for each in zip(*found, strict=True))
-    return {"in_step_s": in_step_s, "batch_s": batch_s}
+def costs_of(found: Sequence[Costs]) -> dict[str, float]:
+    """Returns the costs from all cases, at least 0."""
+    return {name: max(0.0, median(each[name] for each in found)) for name in found[0]}
 
 
-def profile_note(found: Sequence[tuple[float, float]]) -> str:
+def profile_note(found: Sequence[Costs]) -> str:
     """Returns the profile's note about them."""
     cases = ", ".join(f"{sequences} x {tokens}" for sequences, tokens in CASES)
-    nodes, batches = (", ".join(f"{1e6 * x:.3g}" for x in each) for each in zip(*found, strict=True))
+    each = {name: ", ".join(f"{1e6 * x[name]:.3g}" for x in found) for name in found[0]}
+    costs = ", ".join(f"{name}: {us} us" for name, us in each.items())
     of = f"{LAYERS} layers of {LLAMA[0]} with sequences x tokens of {cases}"
-    return f"in_step_s: {nodes} us, batch_s: {batches} us; {of}"
+    return f"{costs}; {of}, prompts of {PROMPT}"
 
 
-def step_costs_here(floor: Roofline, reached: Reached) -> list[tuple[float, float]]:
-    """Returns both of each case on this card, in seconds. Raises the card's errors."""
+def step_costs_here(floor: Roofline, reached: Reached) -> list[Costs]:
+    """Returns the costs of each case on this card. Raises the card's errors."""
     config = replace(load_config(MODELS / f"{LLAMA[0]}.json"), layers=LAYERS)
     return list(step_costs(steps_of(config, TorchCudaApi(), "cuda"), *alone_here(floor, reached)))
 
@@ -77,20 +84,22 @@ def steps_of(config: DecoderConfig, api: CudaApi, device: torch.device | str) ->
     model = ServedDecoder(config)
     (weights,) = card_weights(model, SEED, device=device, drawn_on=device)
 
-    def step(sequences: int, tokens: int) -> tuple[float, Sequence[Op], float]:
+    def step(sequences: int, tokens: int) -> tuple[float, Sequence[Op], Costs]:
         lengths = spread(sequences * tokens, sequences)
-        positions = max(lengths) + LAUNCHES * REPLAYS
+        positions = max(PROMPT, *lengths) + LAUNCHES * REPLAYS
         # Each sequence's last block is not full, and it is given one ahead.
-        kv_tokens = sum(lengths) + sequences * (LAUNCHES * REPLAYS + 2 * PAGE)
+        kv_tokens = sum(lengths) + sequences * (LAUNCHES * REPLAYS + 2 * PAGE) + LAUNCHES * (PROMPT + PAGE)
+        places = sequences + LAUNCHES
         state = CardServedState(
-            model, weights, Cache(model, kv_tokens, positions, sequences, sequences, SEED, device), sequences
+            model, weights, Cache(model, kv_tokens, positions, places, places, SEED, device), sequences
         )
         card = Card([state], api)
         trace = _last_run(card, model, lengths)
         later = sorted(trace.spans, key=lambda span: span.start_s)[len(trace.spans) // 2 :]
         replays = [span for span in later if span.replay]
         ops = [priced.op.without_place for priced in replays[len(replays) // 2].ops]
-        return median(x.end_s - x.start_s for x in replays), ops, trace.verbs["batch_s"]
+        of_host = {name: trace.verbs[name] for name in HOSTS}
+        return median(x.end_s - x.start_s for x in replays), ops, of_host
 
     return step
 
@@ -100,6 +109,9 @@ def _last_run(card: Card, model: ServedDecoder, lengths: Sequence[int]) -> Trace
 
     def program(m: Machine) -> Program:
         for i in range(LAUNCHES):
+            new = Request(len(lengths) + i, 0.0, PROMPT, 1, 1)
+            prompt = partial(Batch, [(new, PROMPT, 0)])
+            yield m.wait(m.launch(model.prefill, sizes=step_sizes(0, 0, [(PROMPT, 0)], 1), batch=prompt))
             cached = [length - 1 + i * REPLAYS for length in lengths]
             decoding = list(zip(requests, cached, strict=True))
             sizes = decode_sizes(len(lengths), sum(cached) + len(lengths))

@@ -61,20 +61,28 @@ class TemporalFusion(Strict):
     shuffle: Many[bool] = Field(
         [True], description="whether those that run are kept together, so that no finished one is computed on"
     )
+    prompt_streams: Many[Places] = Field(
+        [1],
+        description="streams that compute prompts beside the generation, each one prompt after another"
+        " (Flover: a stream for each request)",
+    )
     ranks: SeveralRanks = [1]
     in_turn: ClassVar[bool] = True
     prompts_apart: ClassVar[bool] = True
 
     def label(self) -> str:
-        return f"temporal fusion, {self.slots[0]} slots{'' if self.shuffle[0] else ', no shuffle'}"
+        streams = self.prompt_streams[0]
+        beside = f", {streams} prompt streams" if streams > 1 else ""
+        return f"temporal fusion, {self.slots[0]} slots{'' if self.shuffle[0] else ', no shuffle'}{beside}"
 
     def room(self, memory: ServerMemory) -> Room:
         return memory.slots(self.slots[0])
 
     def program(self, m: Machine, model: ServedDecoder, journal: Journal, room: Room) -> Program:
         return temporal_fusion(
-            m, model, journal, slots=room.limit, slot_tokens=room.slot_tokens, shuffle=self.shuffle[0]
-        )
+            m, model, journal, slots=room.limit, slot_tokens=room.slot_tokens, shuffle=self.shuffle[0],
+            prompt_streams=self.prompt_streams[0],
+        )  # fmt: skip
 
 
 class DynamicBatching(Strict):

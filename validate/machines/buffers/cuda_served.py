@@ -37,6 +37,7 @@ from simcore.kernels.decoder.paged_attention import PAGE
 from simcore.kernels.decoder.ragged_attention import ragged_attention
 from simcore.kernels.decoder.residual import residual
 from simcore.kernels.decoder.rotary import angles, rotary_append
+from simcore.kernels.decoder.slot_moves import slot_caches, slot_moves
 from simcore.kernels.decoder.step_rows import StepRows, keep_chosen, step_room, step_rows
 from simcore.machine.machine import MAIN, Machine, Program, Ticket
 from simcore.models.served_decoder import ServedDecoder, decode_sizes, growth, step_sizes
@@ -138,6 +139,10 @@ class Cache:
         self.vocab, self.positions = config.vocab, positions
         self.known = torch.zeros(places + 1, positions, dtype=torch.int64, device=device)
         self.tables = torch.zeros(places + 1, ceil(positions / PAGE), dtype=torch.int32, device=device)
+        # What a shuffle copies, from block to block: K and V of each layer are a cache of their own.
+        self.blocks = slot_caches(self.kv.flatten(0, 1), token_dim=1)
+        self.moves = torch.zeros(blocks, 2, dtype=torch.int32, device=device)
+        self.move_count = torch.zeros(1, dtype=torch.int32, device=device)
         # In fp32, because large positions need it.
         self.angles = angles(torch.arange(positions, device=device), config.head_dim, torch.float32)
         self._steps = torch.zeros(0, 0, dtype=torch.int32, device=device)
@@ -154,6 +159,7 @@ class Cache:
         """Forgets all requests."""
         self.held.clear()
         self.computed.clear()
+        self.move_count.zero_()
         self.free_blocks[:] = range(self.kv.shape[2] - 1, 0, -1)
         self.free_places[:] = range(len(self.known) - 1, 0, -1)
 
@@ -236,12 +242,13 @@ def requests_of(batch: Batch) -> Iterator[Request]:
 
 @dataclass(slots=True, eq=False)
 class Writes:
-    """What a launch writes on the card before it begins: prompts (place, ids), entries of the tables, and the
-    step."""
+    """What a launch writes on the card before it begins: prompts (place, ids), entries of the tables, blocks
+    to copy (from, to), and the step."""
 
     prompts: list[tuple[int, NDArray[np.int64]]] = field(default_factory=list)
     entries: list[int] = field(default_factory=list)
     blocks: list[int] = field(default_factory=list)
+    moves: list[tuple[int, int]] = field(default_factory=list)
     step: NDArray[np.int32] | None = None
 
 
@@ -282,7 +289,6 @@ class CardServedState(CardState):
         self.buffers: dict[str, Tensor] = {}
         self._bound: Mapping[str, int] = {}
         self._count, self._returned = 0, list[int]()
-        self._moves: tuple[list[int], list[int]] = [], []
         self._burst = NO_BURST
         self._rows: StepRows | None = None
         self._methods: Mapping[str, Callable[[Op], None]] = {
@@ -385,8 +391,6 @@ class CardServedState(CardState):
 
     def _bound_to(self, batch: Batch, sequences: int, sizes: Mapping[str, int]) -> Mapping[str, int]:
         """Returns the sizes with which a step is captured; its totals of the cache stand for any."""
-        if batch.moved:
-            return sizes
         if not batch.prompts:
             # Slots between others that hold nothing are computed too.
             count = rounded(max(sequences, sizes["tokens"]), SEQUENCES)
@@ -405,32 +409,36 @@ class CardServedState(CardState):
             entries = cache.send(np.array(writes.entries, np.int64)).to(cache.device, non_blocking=True)
             blocks = cache.send(np.array(writes.blocks, np.int32)).to(cache.device, non_blocking=True)
             cache.tables.view(-1).index_copy_(0, entries, blocks)
+        if moves := writes.moves:
+            cache.moves[: len(moves)].copy_(cache.send(np.array(moves, np.int32)), non_blocking=True)
+            cache.move_count.copy_(cache.send(np.array([len(moves)], np.int32)), non_blocking=True)
         if writes.step is not None:
             self.step.copy_(cache.send(writes.step), non_blocking=True)
 
     def _give_other_blocks(self, batch: Batch, writes: Writes) -> None:
         """Gives requests that are moved as many other blocks as their slots have."""
         tokens = batch.slot_tokens or 0
-        source, target = self._moves = [], []
         for request in batch.moved:
             # The whole slot is copied, also what no token is in yet.
             held = self.cache.of(request, tokens, 0, Writes())
-            source += held.blocks
             old, held.blocks = held.blocks, []
             self.cache.of(request, tokens, 0, writes)
-            target += held.blocks
+            writes.moves += zip(old, held.blocks, strict=True)
             # Not before the copy has read them.
             self._returned += old
 
     # -- the interface of the machine on a card --------------------------------------------------------------
 
     def bound(self, graph: Graph, sizes: Mapping[str, int]) -> Mapping[str, int]:
-        """Returns the sizes with which the step that has begun is captured."""
+        """Returns the sizes with which the step that has begun is captured; of moves any will do."""
+        if "kv_copy" in graph.kinds:
+            return {"tokens": PAGE}
         return {name: self._bound[name] for name in sorted(graph.needs)}
 
     def changes(self, graph: Graph) -> bool:
-        """Whether a graph is launched anew each time: moves, and steps of many rows."""
-        return "kv_copy" in graph.kinds or self._bound.get("tokens", 0) > MOST_CAPTURED
+        """Whether a graph is launched anew each time: steps of many rows."""
+        del graph
+        return self._bound.get("tokens", 0) > MOST_CAPTURED
 
     def key(self) -> tuple[int, int]:
         """Returns the current layer, and the sequences of the step."""
@@ -544,11 +552,7 @@ class CardServedState(CardState):
     def _move(self, op: Op) -> None:
         """Copies the blocks of whole slots, of all layers."""
         del op
-        cache = self.cache
-        source, target = (
-            cache.send(np.array(each, np.int64)).to(cache.device, non_blocking=True) for each in self._moves
-        )
-        cache.kv.index_copy_(2, target, cache.kv.index_select(2, source))
+        slot_moves(self.cache.blocks, self.cache.moves, self.cache.move_count)
 
 
 class SplitState(CardState):
@@ -669,8 +673,10 @@ def rehearsal(m: Machine, model: ServedDecoder, holds: Mapping[str, Any]) -> Pro
 
 
 def _every_step(m: Machine, model: ServedDecoder, holds: Mapping[str, Any]) -> Program:
-    """Launches decoding steps, on streams other than "main" of one sequence, and steps with prompts, either
-    alone on streams of their own or in batches; and the largest step, if that is not captured."""
+    """Launches moves of no slot; decoding steps, on streams other than "main" of one sequence; and steps with
+    prompts, either alone on streams of their own or in batches; and the largest step, if that is not
+    captured."""
+    yield m.wait(m.launch(model.move, sizes={"tokens": PAGE}))
     for stream in holds["streams"]:
         for count in decoding_steps(holds["step_rows"] if stream == MAIN else 1):
             sizes = decode_sizes(count, 2 * count)

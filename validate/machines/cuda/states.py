@@ -219,6 +219,8 @@ def _check_serving(scenario: ServingScenario, where: str) -> None:
         at = f"{where}: strategies[{i}]"
         if (most := max(strategy.ranks)) > 1:
             raise InputError(f"{at}.ranks: is {most}; --on cuda runs 1, on one card")
+        if (streams := max(getattr(strategy, "prompt_streams", (1,)))) > 1:
+            raise InputError(f"{at}.prompt_streams: is {streams}; --on cuda computes prompts on 1")
         if getattr(strategy, "prefix_caching", False):
             raise InputError(f"{at}.prefix_caching: is not run on a card yet; give false")
     if scenario.workload.sessions is not None:
