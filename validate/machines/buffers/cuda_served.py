@@ -410,7 +410,8 @@ class CardServedState(CardState):
             blocks = cache.send(np.array(writes.blocks, np.int32)).to(cache.device, non_blocking=True)
             cache.tables.view(-1).index_copy_(0, entries, blocks)
         if moves := writes.moves:
-            cache.moves[: len(moves)].copy_(cache.send(np.array(moves, np.int32)), non_blocking=True)
+            pairs = cache.send(np.array(moves, np.int32).ravel())
+            cache.moves.view(-1)[: len(pairs)].copy_(pairs, non_blocking=True)
             cache.move_count.copy_(cache.send(np.array([len(moves)], np.int32)), non_blocking=True)
         if writes.step is not None:
             self.step.copy_(cache.send(writes.step), non_blocking=True)
@@ -613,8 +614,10 @@ class Sender:
         self._bytes = self.ring.numpy()
 
     def __call__(self, x: NDArray[Any]) -> Tensor:
-        """Returns a tensor of these numbers to be copied from. Raises ValueError for more bytes than an
-        eighth of the ring."""
+        """Returns a tensor of these numbers, [count], to be copied from. Raises ValueError for more bytes
+        than an eighth of the ring, and for more than one dimension."""
+        if x.ndim != 1:
+            raise ValueError(f"{x.ndim} dimensions; numbers are sent as one")
         if self.device.type != "cuda":
             return torch.from_numpy(x)
         if x.nbytes > RING // 8:
