@@ -160,6 +160,10 @@ def test_tables_are_written_once_where_slots_are_moved(monkeypatch: pytest.Monke
     assert not {*before} & {*state.cache.held[0].blocks}
     assert [to for _, to in writes.moves] == state.cache.held[0].blocks
     assert [of for of, _ in writes.moves][: len(before)] == before
+    # Of however many tokens: there is one capture of moves.
+    state.begin(batch, {"tokens": 50_000}, 0)
+    assert state.bound(state.model.move, {"tokens": 50_000}) == state.bound(state.model.move, {"tokens": 1})
+    assert not state.changes(state.model.move)
     state.reset()
     assert sorted(state.cache.free_blocks) == list(range(1, state.cache.kv.shape[2]))
 

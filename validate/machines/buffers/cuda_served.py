@@ -391,6 +391,8 @@ class CardServedState(CardState):
 
     def _bound_to(self, batch: Batch, sequences: int, sizes: Mapping[str, int]) -> Mapping[str, int]:
         """Returns the sizes with which a step is captured; its totals of the cache stand for any."""
+        if batch.moved:
+            return {}
         if not batch.prompts:
             # Slots between others that hold nothing are computed too.
             count = rounded(max(sequences, sizes["tokens"]), SEQUENCES)
