@@ -386,7 +386,10 @@ def test_what_kernels_take_in_graphs_is_among_the_overheads_or_noted(
     for module in (card_nodes, card_steps):
         monkeypatch.setattr(module, "KINDS", frozenset({"sample"}))
     monkeypatch.setattr(card_nodes, "node_costs_here", costs)
-    monkeypatch.setattr(card_steps, "step_costs_here", lambda *_: [(each, 1e-4) for each in costs(*_)])
+    of_host = {"batch_s": 1e-4, "prompt_s": 2e-4}
+    monkeypatch.setattr(
+        card_steps, "step_costs_here", lambda *_: [{"in_step_s": each, **of_host} for each in costs(*_)]
+    )
     table = {"sample": TABLE["sample"]}
     _, profile = calibrate_card(tmp_path / "local", True, quiet, table=table, within_s=60.0)
     if isinstance(found, Exception):
@@ -410,7 +413,7 @@ def test_costs_of_verbs_are_renewed_alone(
     _, before = calibrate_card(target, True, quiet, table=table, within_s=60.0)
     count = len(seen)
     monkeypatch.setattr(card_nodes, "node_costs_here", lambda *_: [3e-7])
-    monkeypatch.setattr(card_steps, "step_costs_here", lambda *_: [(5e-7, 2e-4)])
+    monkeypatch.setattr(card_steps, "step_costs_here", lambda *_: [{"in_step_s": 5e-7, "batch_s": 2e-4}])
     _, after = calibrate_card(target, False, quiet, table=table, within_s=60.0, kinds="verbs")
     assert len(seen) == count
     new = {"in_graph_s": 3e-7, "in_step_s": 5e-7, "batch_s": 2e-4}

@@ -465,9 +465,9 @@ def test_verbs_are_timed_from_their_call_to_their_return_and_from_an_end_to_the_
     found = {"launch_s": 2.4 / 3, "launch_kernel_s": 0.0, "return_s": 0.25, "batch_s": 0.3, "prompt_s": 0.0}
     assert verbs_of(batched, cause) == pytest.approx(found)
     # With a prompt that takes longer.
-    longer = launch(3.0, 1.0, batch_s=0.9)
+    longer = launch(3.0, 1.2, batch_s=0.9)
     longer.batch = Batch([(Request(0, 0.0, 8, 1, 1), 8, 0)])
-    found |= {"launch_s": 2.5 / 4, "prompt_s": 0.6}
+    found |= {"prompt_s": 0.1, "return_s": (3 * 0.25 + 0.3) / 4}
     assert verbs_of([*batched, longer], cause) == pytest.approx(found)
 
 

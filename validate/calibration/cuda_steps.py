@@ -2,7 +2,7 @@
 
     in_step_s   median over cases of ((step - start of a graph) - sum of its ops alone) / its kernels
     batch_s     median over cases of the host time in which a launch says whose tokens it computes
-    prompt_s    the same of how much longer it takes with the prompt of a new request
+    prompt_s    the same of how much longer a launch takes with the prompt of a new request
 
 A case decodes with sequences of unlike lengths; each launch says anew whose tokens it computes, as in a
 service when requests come and go, and is then replayed a few times. Before it comes a prompt. The kernels are
@@ -34,8 +34,12 @@ from simcore.validate.machines.cuda.machine import Card
 from simcore.validate.timing.pace import pace
 from simcore.workload.requests import Batch, Request
 
-# Sequences, and their tokens in the mean.
-CASES = ((2, 700), (6, 600), (12, 700), (24, 900), (48, 1100))
+# Sequences, and their tokens in the mean. What a step takes beyond its ops depends on its kernels, and these
+# on its rows: many cases, of rows with kernels of different kinds.
+CASES = (
+    (1, 700), (2, 700), (4, 600), (6, 600), (9, 650), (12, 700), (16, 800), (20, 700), (24, 900), (32, 800),
+    (48, 1100), (64, 900),
+)  # fmt: skip
 LAYERS, LAUNCHES, REPLAYS, RUNS, SEED = 8, 12, 4, 3, 0
 # Tokens of a prompt.
 PROMPT = 300

@@ -72,7 +72,7 @@ SEQUENCES = (
     *range(1152, 4097, 128),
 )
 WITH_PROMPTS = (8, 32, 128, 256, 512, 1024, 2048, 4096)
-TOKENS = (*range(16, 129, 16), *range(160, 513, 32), *range(640, 2049, 128))
+TOKENS = (*range(16, 257, 16), *range(288, 513, 32), *range(640, 2049, 128))
 # Steps of more rows are launched anew each time: the host is then the faster one, and lengths are many.
 MOST_CAPTURED = 2048
 
@@ -291,13 +291,14 @@ class CardServedState(CardState):
         self._count, self._returned = 0, list[int]()
         self._burst = NO_BURST
         self._rows: StepRows | None = None
+        self._both = False
         self._methods: Mapping[str, Callable[[Op], None]] = {
             "embedding": self._embed,
             "norm": self._norm,
             "matmul": self._multiply,
             "rotary": self._turn,
             "kv_append": self._pass,
-            "prefill_attention": self._attend_ragged,
+            "prefill_attention": self._attend_prompts,
             "paged_attention": self._attend_decoding,
             "activation": self._activate,
             "residual": self._add,
@@ -391,7 +392,8 @@ class CardServedState(CardState):
 
     def _bound_to(self, batch: Batch, sequences: int, sizes: Mapping[str, int]) -> Mapping[str, int]:
         """Returns the sizes with which a step is captured; its totals of the cache stand for any."""
-        if batch.moved:
+        if not batch.prompts and not batch.decoding:
+            # It moves slots.
             return {}
         if not batch.prompts:
             # Slots between others that hold nothing are computed too.
@@ -434,6 +436,7 @@ class CardServedState(CardState):
 
     def bound(self, graph: Graph, sizes: Mapping[str, int]) -> Mapping[str, int]:
         """Returns the sizes with which the step that has begun is captured; of moves any will do."""
+        self._both = {"prefill_attention", "paged_attention"} <= graph.kinds
         if "kv_copy" in graph.kinds:
             return {"tokens": PAGE}
         return {name: self._bound[name] for name in sorted(graph.needs)}
@@ -480,6 +483,13 @@ class CardServedState(CardState):
         starts = self._of_step(3, self._count + 1)
         self._places, self._lengths = self._of_step(0, self._count), self._of_step(1, self._count)
         self._starts, self._ragged = starts, False
+        self._prompt_lengths = self._lengths
+        if self._both:
+            # Sequences of one row attend as in a decode step; others go to and from a row that nobody reads.
+            alone = starts.diff() == 1
+            self._own_rows = torch.where(alone, starts[:-1], tokens).long()
+            self._own_lengths = torch.where(alone, self._lengths, 0)
+            self._prompt_lengths = torch.where(alone, 0, self._lengths)
         self._rows = step_rows(starts, self._lengths, self._places, self.cache.known, out=rows)
         self._table = self.cache.tables.index_select(0, self._places)
         act = torch_dtype(self.model.dtypes.activation)
@@ -516,21 +526,29 @@ class CardServedState(CardState):
             q_heads=op["q_heads"], block_table=self._table, sequences=self._rows.sequences,
         )  # fmt: skip
 
-    def _attend_ragged(self, op: Op) -> None:
-        """Attends with all rows of a step, also those of decoding sequences."""
+    def _attend_prompts(self, op: Op) -> None:
+        """Attends with prompts; where sequences decode besides, their rows are 0 until they attend."""
         del op
         k, v = self.cache.kv[self.layer]
         q = self._q.to(k.dtype)
-        self._set_heads(ragged_attention(q, k, v, self._starts, self._lengths, self._table))
-        self._ragged = True
+        room = q.new_empty(len(q) + self._both, *q.shape[1:])
+        out = room[: len(q)]
+        ragged_attention(q, k, v, self._starts, self._prompt_lengths, self._table, out=out)
+        self._room, self._ragged = room, True
+        self._set_heads(out)
 
     def _attend_decoding(self, op: Op) -> None:
         del op
-        if self._ragged:
-            return
         k, v = self.cache.kv[self.layer]
         q = self._q.to(k.dtype)
-        self._set_heads(decode_attention(q, k, v, self._lengths, block_table=self._table))
+        if not self._both:
+            self._set_heads(decode_attention(q, k, v, self._lengths, block_table=self._table))
+            return
+        rows, last = self._own_rows, len(q) - 1
+        own = q.index_select(0, rows.clamp(max=last))
+        attended = decode_attention(own, k, v, self._own_lengths, block_table=self._table)
+        self._room.index_copy_(0, rows, attended)
+        self._set_heads(self._room[: len(q)])
 
     def _set_heads(self, out: Tensor) -> None:
         self.buffers["heads"] = out.flatten(1).to(torch_dtype(self.model.dtypes.activation))

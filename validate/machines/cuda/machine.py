@@ -710,7 +710,7 @@ class CardRun(Device):
 def verbs_of(launches: Sequence[Launch], cause: Callable[[Any], Cause]) -> dict[str, float]:
     """Returns the mean seconds of the verbs of a run, if it had any (means add up to their total): launch_s,
     a launch call without what follows; return_s, from when the device had the launch to the end of the call;
-    batch_s, saying whose tokens a launch computes; prompt_s, how much longer that takes with prompts; size_s,
+    batch_s, saying whose tokens a launch computes; prompt_s, how much longer both take with prompts; size_s,
     the writing of one size; wait_s, from the end for which an idle host waited to its next launch. `cause`:
     gives the time of an end."""
     back_s, waited, idle_s = list[float](), dict[int, Any](), dict[int, float]()
@@ -724,25 +724,34 @@ def verbs_of(launches: Sequence[Launch], cause: Callable[[Any], Cause]) -> dict[
     left_s = [x.issued_s + x.took_s - x.queued_at_s for x in launches if x.queued_at_s is not None]
     # Launches that were held back are given to the device after their calls.
     left_s = [seconds for seconds in left_s if seconds >= 0.0]
-    bare_s = [x.took_s - x.size_write_s - x.batch_s for x in launches]
     written = sum(x.sizes_written for x in launches)
-    each = {"launch_s": bare_s, "return_s": left_s, "wait_s": back_s}
-    found = {name: fmean(seconds) for name, seconds in each.items() if seconds} | _of_batches(launches)
-    if bare_s:
+    each = {"return_s": left_s, "wait_s": back_s}
+    found = {name: fmean(seconds) for name, seconds in each.items() if seconds} | _of_launches(launches)
+    if launches:
         # The mean of launches includes the host time of kernels.
         found["launch_kernel_s"] = 0.0
     return {**found, "size_s": sum(x.size_write_s for x in launches) / written} if written else found
 
 
-def _of_batches(launches: Sequence[Launch]) -> dict[str, float]:
-    """Returns the means of batch_s and prompt_s; of launches with prompts alone, or that take no longer, one
-    mean for all."""
-    batches = [(bool(x.batch.prompts), x.batch_s) for x in launches if x.batch is not None]
-    each = {which: [seconds for prompts, seconds in batches if prompts is which] for which in (False, True)}
-    means = {which: fmean(seconds) for which, seconds in each.items() if seconds}
-    if len(means) == 2 and means[True] > means[False]:
-        return {"batch_s": means[False], "prompt_s": means[True] - means[False]}
-    return {"batch_s": fmean(seconds for _, seconds in batches), "prompt_s": 0.0} if batches else {}
+def _of_launches(launches: Sequence[Launch]) -> dict[str, float]:
+    """Returns the means of launch_s, batch_s and prompt_s; where launches with prompts take no longer, or
+    there are no others with batches, the means of all and 0."""
+    with_prompts = [x for x in launches if x.batch is not None and x.batch.prompts]
+    others = [x for x in launches if x.batch is None or not x.batch.prompts]
+    found = _whole_and_batch(others)
+    if with_prompts and "batch_s" in found:
+        longer_s = sum(_whole_and_batch(with_prompts).values()) - sum(found.values())
+        if longer_s > 0.0:
+            return {**found, "prompt_s": longer_s}
+    found = _whole_and_batch(launches)
+    return {**found, "prompt_s": 0.0} if "batch_s" in found else found
+
+
+def _whole_and_batch(launches: Sequence[Launch]) -> dict[str, float]:
+    bare_s = [x.took_s - x.size_write_s - x.batch_s for x in launches]
+    batch_s = [x.batch_s for x in launches if x.batch is not None]
+    each = {"launch_s": bare_s, "batch_s": batch_s}
+    return {name: fmean(seconds) for name, seconds in each.items() if seconds}
 
 
 def _is_queued(ticket: Any) -> bool:
