@@ -66,6 +66,8 @@ EVENT_NUMBERS = ("rank", "start_s", "end_s")
 SPAN_TEXT = ("case", "outcome", "stream", "name", "op_kind", "state")
 SPAN_NUMBERS = ("rank", "group", "tensor", "start_s", "end_s")
 SIMULATED = "sim"
+# Prefix of the files of a validation that are predicted; those without it are measured.
+PREDICTED = "predicted_"
 SUMMARY_TYPES: Mapping[str, type] = {
     "name": str, "study": str, "answer": str, "warnings": list, "notes": list,
     "price_shares": dict, "baseline": str, "slo": dict, "unranked": list, "best": str, "best_at": dict,
@@ -132,23 +134,31 @@ EVERY_AXIS = Axes(*(_of_every_study(part.name) for part in fields(Axes)))
 
 
 @dataclass(frozen=True)
-class Run:
-    """A run directory in memory. Frames always have their columns, possibly no rows; axes of other studies
-    are columns without values. `requests` and `levels` belong to the serving study; `steps`, `tiles`, `cells`
-    and `growth` to the tiling study; `ladder`, `prices` and `traces` to a validation."""
+class Tables:
+    """Figures of a run, and what they are of. Frames always have their columns, possibly no rows; axes of
+    other studies are columns without values. `requests` and `levels` belong to the serving study, `steps` to
+    the tiling study."""
 
     results: pd.DataFrame
-    comparison: pd.DataFrame
-    timeline: pd.DataFrame
     requests: pd.DataFrame
     levels: pd.DataFrame
     steps: pd.DataFrame
+
+
+@dataclass(frozen=True)
+class Run(Tables):
+    """A run directory in memory. `tiles`, `cells` and `growth` belong to the tiling study; `ladder`,
+    `prices`, `traces` and `predicted` to a validation, whose own tables are measured."""
+
+    comparison: pd.DataFrame
+    timeline: pd.DataFrame
     tiles: pd.DataFrame
     cells: pd.DataFrame
     growth: pd.DataFrame
     ladder: pd.DataFrame
     prices: pd.DataFrame
     traces: "Traces"
+    predicted: Tables
     summary: dict[str, Any]
     scenario_text: str
     scenario: dict[str, Any]
@@ -353,7 +363,7 @@ def _events(path: Path) -> tuple[str, pd.DataFrame]:
 def _traces(run_dir: Path) -> "Traces":
     """Reads both timelines if the predicted one exists; a trace without it is for Perfetto only."""
     nothing = "", _nothing(EVENT_TEXT, EVENT_NUMBERS)
-    title, predicted = parsed(run_dir / "predicted_trace.json.gz", _events, nothing)
+    title, predicted = parsed(run_dir / f"{PREDICTED}trace.json.gz", _events, nothing)
     if predicted.empty:
         return Traces()
     _, measured = parsed(run_dir / "trace.json.gz", _events, nothing)
@@ -477,35 +487,42 @@ def read_run(run_dir: Path) -> Run:
         sessions = isinstance(load, dict) and load.get("sessions") is not None
         return _results(cells, AXES.get(_study(summary, scenario, cells), Axes()), sessions=sessions)
 
-    def rows(name: str, words: Sequence[str], numbers: Sequence[str]) -> pd.DataFrame:
-        return parsed(run_dir / name, lambda p: _parquet(p, words, numbers), _nothing(words, numbers))
-
-    no_results = pd.DataFrame(columns=[*TEXT, *NUMBERS], dtype=object)
-    read = parsed(run_dir / "results.csv", of_text(results), _results(no_results, Axes()))
+    no_results = _results(pd.DataFrame(columns=[*TEXT, *NUMBERS], dtype=object), Axes())
+    read = parsed(run_dir / "results.csv", of_text(results), no_results)
     axes = AXES.get(_study(summary, scenario, read), Axes())
-    # Other studies have steps with other columns.
     is_tiling = _study(summary, scenario, read) == "tiling"
-    tilings = {
-        name: rows(f"{name}.parquet", *columns) if is_tiling else _nothing(*columns)
-        for name, columns in TILING_FILES.items()
-    }
+
+    def of_tilings(name: str, prefix: str = "") -> pd.DataFrame:
+        # Other studies have steps with other columns.
+        columns, path = TILING_FILES[name], run_dir / f"{prefix}{name}.parquet"
+        nothing = _nothing(*columns)
+        return parsed(path, lambda p: _parquet(p, *columns), nothing) if is_tiling else nothing
+
+    def tables(prefix: str, results: pd.DataFrame) -> dict[str, pd.DataFrame]:
+        no_requests = _nothing(REQUEST_TEXT, (*REQUEST_NUMBERS, REQUEST_MARK))
+        no_levels = _nothing(LEVEL_TEXT, LEVEL_NUMBERS)
+        return {
+            "results": results,
+            "requests": parsed(run_dir / f"{prefix}requests.parquet", _requests, no_requests),
+            "levels": parsed(run_dir / f"{prefix}levels.parquet", _levels, no_levels),
+            "steps": of_tilings("steps", prefix),
+        }
+
+    predicted = parsed(run_dir / f"{PREDICTED}results.csv", of_text(results), no_results)
     compared = _comparison(pd.DataFrame(columns=[*COMPARED_TEXT, *COMPARED_NUMBERS], dtype=object), Axes())
     return Run(
-        results=read,
+        **tables("", read),
         comparison=parsed(
             run_dir / "comparison.csv", of_text(lambda c: _comparison(csv_cells(c), axes)), compared
         ),
         timeline=parsed(run_dir / "timeline.json", of_text(_spans), _spans("[]")),
-        requests=parsed(
-            run_dir / "requests.parquet",
-            _requests,
-            _nothing(REQUEST_TEXT, (*REQUEST_NUMBERS, REQUEST_MARK)),
-        ),
-        levels=parsed(run_dir / "levels.parquet", _levels, _nothing(LEVEL_TEXT, LEVEL_NUMBERS)),
-        **tilings,
+        tiles=of_tilings("tiles"),
+        cells=of_tilings("cells"),
+        growth=of_tilings("growth"),
         ladder=parsed(run_dir / "ladder.csv", of_text(_ladder), _nothing(LADDER_TEXT, LADDER_NUMBERS)),
         prices=parsed(run_dir / "prices.csv", of_text(_prices), _nothing(PRICE_TEXT, PRICE_NUMBERS)),
         traces=_traces(run_dir),
+        predicted=Tables(**tables(PREDICTED, predicted)),
         summary=summary,
         scenario_text=text,
         scenario=scenario,

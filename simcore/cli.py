@@ -324,7 +324,7 @@ def validate(
     with rundir.written_whole(target) as folder:
         as_run = resolved(found.parts.scenario)
         rundir.write(folder, scenario.study, as_run, outcome, found.comparison, origin)
-        rundir.write_validation(folder, found.rungs, found.prices, outcome.trace_title, found.predicted)
+        rundir.write_validation(folder, scenario.study, found.rungs, found.prices, found.predicted)
         api.build_report(folder)
     terminal.show_rungs(found.rungs, found.comparison, outcome.warnings, target)
     terminal.note(f"{time.perf_counter() - begun_s:.1f} s")

@@ -4,7 +4,8 @@
     report.html
     and, as the study has them,  steps.parquet  timeline.json  requests.parquet  levels.parquet
     tiles.parquet  cells.parquet  growth.parquet
-and of a validation  ladder.csv  prices.csv  predicted_trace.json.gz
+and of a validation  ladder.csv  prices.csv  predicted_trace.json.gz  predicted_results.csv
+                     predicted_steps.parquet  predicted_requests.parquet  predicted_levels.parquet
 and of a plan        plan.yaml  points.csv  points.parquet  points.json  scenarios.json, with summary,
                      provenance and report
 
@@ -24,7 +25,7 @@ import yaml
 
 from simcore.input.drafts import draft_of, folder_draft
 from simcore.input.files import InputError
-from simcore.machine.trace import Trace, write_chrome_trace
+from simcore.machine.trace import write_chrome_trace
 from simcore.studies.columns import COLUMNS, schema
 from simcore.studies.common import Outcome, flat
 
@@ -35,7 +36,10 @@ RESULTS = "results.csv"
 EVERY_RUN = ("summary.json", "scenario.yaml", RESULTS, MARK)
 POINTS = "points.csv"
 EVERY_PLAN = ("summary.json", "plan.yaml", POINTS, MARK)
-TRACE, PREDICTED_TRACE = "trace.json.gz", "predicted_trace.json.gz"
+TRACE = "trace.json.gz"
+# Of a validation, files of this prefix are predicted, those without it measured.
+PREDICTED = "predicted_"
+PREDICTED_TABLES = ("steps.parquet", "requests.parquet", "levels.parquet")
 FILES = frozenset(
     {
         "scenario.yaml",
@@ -51,7 +55,7 @@ FILES = frozenset(
         "ladder.csv",
         "prices.csv",
         TRACE,
-        PREDICTED_TRACE,
+        *(PREDICTED + name for name in (RESULTS, TRACE, *PREDICTED_TABLES)),
         "timeline.json",
         "summary.json",
         "report.html",
@@ -130,19 +134,13 @@ def write(
     """Writes all files of a run except its report."""
     document = yaml.safe_dump(dict(scenario), sort_keys=False, allow_unicode=True)
     (folder / "scenario.yaml").write_text(document, encoding="utf-8", errors="backslashreplace")
-    _write_csv(folder / RESULTS, [flat(study, row) for row in outcome.rows], [*COLUMNS[study]])
+    _write_results(folder / RESULTS, study, outcome)
     metrics = ((row.metric, row.unit) for row in outcome.rows)
     _write_json(folder / "schema.json", schema(study, metrics, outcome.tables))
     if comparison:
         _write_csv(folder / "comparison.csv", comparison, tuple(comparison[0]))
-    # Arrow takes longer to import than everything that `--help` needs.
-    import pyarrow as pa  # noqa: PLC0415
-    import pyarrow.parquet as pq  # noqa: PLC0415
-
     for name, columns in outcome.tables.items():
-        # Arrow takes no path that is not UTF-8.
-        with (folder / name).open("wb") as file:
-            pq.write_table(pa.table(dict(columns)), file)
+        _write_parquet(folder / name, columns)
     if outcome.timeline:
         _write_json(folder / "timeline.json", outcome.timeline)
     _write_json(folder / "summary.json", _summary(study, scenario, outcome))
@@ -152,18 +150,22 @@ def write(
 
 def write_validation(
     folder: Path,
+    study: str,
     rungs: Sequence[Mapping[str, Any]],
     prices: Sequence[Mapping[str, Any]],
-    title: str,
-    predicted: Trace,
+    predicted: Outcome,
 ) -> None:
-    """Writes the validation ladder of a run, the prices of its ops with their measured times, and, for the
-    case of its trace, `title`, the predicted trace."""
+    """Writes the validation ladder of a run, the prices of its ops with their measured times, and what was
+    predicted: results, the tables of requests and steps, and, if it has a title, the trace."""
     _write_csv(folder / "ladder.csv", rungs, tuple(rungs[0]))
     if prices:
         _write_csv(folder / "prices.csv", prices, tuple(prices[0]))
-    if title:
-        write_chrome_trace(predicted, folder / PREDICTED_TRACE, title=title)
+    _write_results(folder / (PREDICTED + RESULTS), study, predicted)
+    for name in PREDICTED_TABLES:
+        if name in predicted.tables:
+            _write_parquet(folder / (PREDICTED + name), predicted.tables[name])
+    if predicted.trace_title:
+        write_chrome_trace(predicted.trace, folder / (PREDICTED + TRACE), title=predicted.trace_title)
 
 
 def write_plan(
@@ -183,13 +185,8 @@ def write_plan(
     _write_json(folder / "points.json", list(points))
     if scenarios:
         _write_json(folder / SCENARIOS, list(scenarios))
-    # Arrow takes longer to import than everything that `--help` needs.
-    import pyarrow as pa  # noqa: PLC0415
-    import pyarrow.parquet as pq  # noqa: PLC0415
-
-    with (folder / "points.parquet").open("wb") as file:
-        of_points = {name: _column([point.get(name) for point in points]) for name in columns}
-        pq.write_table(pa.table(of_points), file)
+    of_points = {name: _column([point.get(name) for point in points]) for name in columns}
+    _write_parquet(folder / "points.parquet", of_points)
     _write_json(folder / "summary.json", summary)
     _write_json(folder / MARK, provenance)
 
@@ -218,6 +215,20 @@ def _summary(study: str, scenario: Mapping[str, Any], outcome: Outcome) -> dict[
         "best": outcome.best,
         "best_at": dict(outcome.best_at),
     }
+
+
+def _write_results(path: Path, study: str, outcome: Outcome) -> None:
+    _write_csv(path, [flat(study, row) for row in outcome.rows], [*COLUMNS[study]])
+
+
+def _write_parquet(path: Path, columns: Mapping[str, Any]) -> None:
+    # Arrow takes longer to import than everything that `--help` needs.
+    import pyarrow as pa  # noqa: PLC0415
+    import pyarrow.parquet as pq  # noqa: PLC0415
+
+    # Arrow takes no path that is not UTF-8.
+    with path.open("wb") as file:
+        pq.write_table(pa.table(dict(columns)), file)
 
 
 def _write_csv(path: Path, rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> None:

@@ -31,6 +31,10 @@ OTHERS = {
     "ladder.csv",
     "prices.csv",
     "predicted_trace.json.gz",
+    "predicted_results.csv",
+    "predicted_steps.parquet",
+    "predicted_requests.parquet",
+    "predicted_levels.parquet",
 }
 FILES = rundir.FILES - OTHERS
 

@@ -77,8 +77,14 @@ def test_a_validation_compares_like_with_like(tmp_path: Path) -> None:
         for r in rows(out, "results.csv")
         if not r["op_kind"]
     }
+    predicted = {
+        (r["label"], r["layers"], r["metric"]): r["value"]
+        for r in rows(out, "predicted_results.csv")
+        if not r["op_kind"]
+    }
     for row in compared:
         assert row["reference"] == measured[row["label"], row["layers"], row["metric"]]
+        assert row["predicted"] == predicted[row["label"], row["layers"], row["metric"]]
     priced = rows(out, "prices.csv")
     assert {"conv_row", "matmul"} <= {row["kind"] for row in priced}
     for row in priced:

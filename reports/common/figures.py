@@ -45,6 +45,7 @@ class Variant:
     devices: float
     colour: str
     symbol: str
+    dash: str | None = None
 
     @property
     def name(self) -> str:
@@ -274,7 +275,7 @@ def line(
         y=small(y),
         mode="lines",
         name=variant.name,
-        line={"color": variant.colour, "width": width, "shape": shape},
+        line={"color": variant.colour, "width": width, "shape": shape, "dash": variant.dash},
         opacity=opacity,
         hovertemplate=f"<b>{variant.name}</b><br>{template}<extra></extra>",
     )

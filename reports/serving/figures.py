@@ -113,7 +113,7 @@ def _line(
         f"<br>{in_figure(scale.name)}: {scale.text(row['value'])}{_bounds(row, scale)}"
         for row in rows.to_dict("records")
     ]
-    look: Layout = {"size": 8, "symbol": variant.symbol, "legendgroup": variant.label}
+    look: Layout = {"size": 8, "symbol": variant.symbol, "dash": variant.dash, "legendgroup": variant.label}
     y = rows["value"] * scale.factor
     return common.dotted(rows[axis], y, variant.name, variant.colour, hover, **look)
 

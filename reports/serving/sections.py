@@ -17,6 +17,7 @@ import plotly.graph_objects as go
 from numpy.typing import NDArray
 
 from simcore.reports.common import sections as common
+from simcore.reports.common.beside import beside
 from simcore.reports.common.cases import cases_of
 from simcore.reports.common.figures import Scale, Variant, variants
 from simcore.reports.common.sections import Row
@@ -88,14 +89,26 @@ Columns = Sequence[tuple[str, str]]
 
 @dataclass(frozen=True)
 class Served:
-    """A run of this study with tables that several sections use, each computed once."""
+    """A run of this study with tables that several sections use, each computed once. `given`: the strategies,
+    if they are not to be drawn as the results have them."""
 
     run: Run
+    given: Sequence[Variant] = ()
 
     @cached_property
     def shown(self) -> list[Variant]:
         """The strategies, as every figure shows them."""
-        return variants(self.run.results, by=())
+        return list(self.given) or variants(self.run.results, by=())
+
+    @cached_property
+    def beside(self) -> "Served":
+        """The run with its predicted figures beside the measured ones, if it has any."""
+        return Served(*beside(self.run, self.shown))
+
+    @cached_property
+    def cases(self) -> dict[Case, NDArray[np.intp]]:
+        """The rows of each case in the table of requests."""
+        return _cases(self, self.run.requests)
 
     @cached_property
     def points(self) -> list[Point]:
@@ -177,14 +190,14 @@ def opening(run: Run) -> Opening:
 def sections(run: Run) -> list[Section]:
     """Returns the serving study's sections, in the order of the page."""
     of = Served(run)
-    cases, levels = _cases(of, run.requests), _thin_levels(of)
+    levels = _thin_levels(of.beside)
     return [
         *_compared(of),
-        *_distributions(of, cases),
+        *_distributions(of),
         *_trends(of),
-        *_over_time(of, levels, "tokens", TOKENS),
-        *_gantt(of, cases),
-        *_over_time(of, levels, "levels", _levels_shown(run)),
+        *_over_time(of.beside, levels, "tokens", TOKENS),
+        *_gantt(of),
+        *_over_time(of.beside, levels, "levels", _levels_shown(run)),
         *_slo(of),
         *_tenants(of),
         *_flover(of),
@@ -491,23 +504,23 @@ def _of_which_repetitions(run: Run) -> str:
     return "The first repetition" if _repeated(run.results) else "All requests"
 
 
-def _distributions(of: Served, cases: Mapping[Case, NDArray[np.intp]]) -> list[Section]:
-    if not cases:
+def _distributions(of: Served) -> list[Section]:
+    if not of.cases:
         return []
-    run, latencies = of.run, _latencies(of.run.requests)
-    measured = run.requests[REQUEST_MARK].to_numpy() != 0.0
-    cases = {case: rows[measured[rows]] for case, rows in cases.items()}
+    both, latencies = of.beside, _latencies(of.beside.run.requests)
+    counted_in = both.run.requests[REQUEST_MARK].to_numpy() != 0.0
+    cases = {case: rows[counted_in[rows]] for case, rows in both.cases.items()}
 
     def draw(sample: tuple[str, str], point: Point) -> go.Figure:
         name, title = sample
         own = {label: latencies[name][rows] for (label, there), rows in cases.items() if there == point}
-        return figures.distributions(own, of.shown, title, _bound(run, name))
+        return figures.distributions(own, both.shown, title, _bound(of.run, name))
 
     samples = [(text, (name, title)) for text, name, title in SAMPLES]
     dimensions = [("Latency", samples, 0), of.dimension(cases)]
     plot = common.plot("distributions", "distribution of latencies", dimensions, draw)
-    cut = "" if measured.all() else ", warm-up and drain"
-    which = {"repetitions": _of_which_repetitions(run), "cut": cut}
+    cut = "" if counted_in.all() else ", warm-up and drain"
+    which = {"repetitions": _of_which_repetitions(of.run), "cut": cut}
     return [common.section("serving", "distributions", which, plots=[plot])]
 
 
@@ -550,7 +563,7 @@ def _trends(of: Served) -> list[Section]:
     metrics = [(name, metric) for name, metric in TRENDS if len(of.run.metric(metric))]
     if not metrics or not of.axes:
         return []
-    plots = [_trend(of, axis, metrics) for axis in of.axes]
+    plots = [_trend(of.beside, axis, metrics) for axis in of.axes]
     plots = [replace(plot, heading="") for plot in plots] if len(plots) == 1 else plots
     notes = ["A band is the 95 % interval over repetitions."] if _repeated(of.run.results) else []
     names = {"axes": listed(map(_axis_name, of.axes))}
@@ -612,10 +625,10 @@ def _window(requests: pd.DataFrame, rows: NDArray[np.intp]) -> tuple[pd.DataFram
     return requests.iloc[rows[first : first + GANTT_REQUESTS]], len(rows)
 
 
-def _gantt(of: Served, cases: Mapping[Case, NDArray[np.intp]]) -> list[Section]:
-    if not cases:
+def _gantt(of: Served) -> list[Section]:
+    if not of.cases:
         return []
-    windows = {case: _window(of.run.requests, rows) for case, rows in cases.items()}
+    windows = {case: _window(of.run.requests, rows) for case, rows in of.cases.items()}
     present, (best, _) = {label for label, _ in windows}, of.best
     labels = [variant.label for variant in of.shown if variant.label in present]
 
@@ -624,7 +637,7 @@ def _gantt(of: Served, cases: Mapping[Case, NDArray[np.intp]]) -> list[Section]:
         return figures.gantt(own)
 
     opens = labels.index(best) if best in present else 0
-    dimensions = [("Strategy", [(label, label) for label in labels], opens), of.dimension(cases)]
+    dimensions = [("Strategy", [(label, label) for label in labels], opens), of.dimension(of.cases)]
     plot = common.plot("requests", "requests over time", dimensions, draw)
     cut = any(count > GANTT_REQUESTS for _, count in windows.values())
     some = f"{GANTT_REQUESTS} requests from the middle of the run" if cut else "All requests"
@@ -755,11 +768,11 @@ def _flover(of: Served) -> list[Section]:
     run, (_, point) = of.run, of.best
     if not (run.results["strategy"] == "concurrent_instances").any() or run.metric("iterations").empty:
         return []
-    whole = _table(of, FLOVER, of.points)
+    whole = _table(of.beside, FLOVER, of.points)
     if len(whole.rows) <= ROWS_SHOWN:
         short, hidden, where = whole, [], ""
     else:
-        short, where = _table(of, FLOVER, [point]), of.at_best(point)
+        short, where = _table(of.beside, FLOVER, [point]), of.at_best(point)
         hidden = [Details(f"All {len(whole.rows)} cases", table=whole)]
     words, lead = {"where": where}, _fastest_lead(of)
     return [common.section("serving", "flover", words, lead=lead, table=short, details=hidden)]

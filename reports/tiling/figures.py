@@ -18,6 +18,7 @@ import plotly.graph_objects as go
 
 from simcore.reports import style
 from simcore.reports.common import figures as common
+from simcore.reports.common.beside import names_in_pairs
 from simcore.reports.common.figures import Axis, Layout, Scale, Variant, hollow, in_rows, laid_out
 from simcore.reports.text import (
     duration,
@@ -119,8 +120,9 @@ def positions_axis(length: float) -> dict[str, Any]:
 
 
 def _rows(figure: go.Figure, labels: Sequence[str], **layout: Any) -> go.Figure:
-    y_axis = common.named_axis([row_name(label) for label in labels])
-    return in_rows(figure, len(labels), yaxis=y_axis, **layout)
+    names, texts = ([row_name(label) for label in own] for own in (labels, names_in_pairs(labels)))
+    ticks = {} if names == texts else {"tickvals": names, "ticktext": texts}
+    return in_rows(figure, len(labels), yaxis=common.named_axis(names, **ticks), **layout)
 
 
 def row_name(label: str) -> str:
@@ -283,7 +285,8 @@ def latency_over_position(steps: pd.DataFrame, shown: Sequence[Variant], most: i
     `steps`: of one case."""
     figure = go.Figure()
     timed = steps[steps["latency_s"] > 0].sort_values("token", kind="stable")
-    for variant, own in common.of_variants(timed, shown):
+    # Predicted lines would be hidden behind the spikes of measured ones.
+    for variant, own in common.of_variants(timed, sorted(shown, key=lambda variant: variant.dash or "")):
         latency = own["latency_s"].to_numpy()
         slowest = own.iloc[[part[int(latency[part].argmax())] for part in _stretches(own, most)]]
         # Spikes of single implementations are behind those of their mixture.
@@ -374,11 +377,9 @@ SPEED_UPS: Sequence[tuple[str, str, str]] = [
 ]
 
 
-def speed_ups(
-    rows: pd.DataFrame, shown: Sequence[Variant], ends: str = "at the ends of the prices"
-) -> go.Figure:
-    """Draws the speed-up over lazy with its interval, described by `ends`: end to end, and of the mixer alone
-    (Flash Inference, Figure 2). `rows`: results of one case."""
+def speed_ups(rows: pd.DataFrame, shown: Sequence[Variant], ends: Mapping[str, str]) -> go.Figure:
+    """Draws the speed-up over lazy with its interval: end to end, and of the mixer alone (Flash Inference,
+    Figure 2). `rows`: results of one case; `ends`: label -> what the ends of an interval are."""
     rows = rows[rows["value"] > 0]
     labels = [v.label for v in shown if (rows["label"] == v.label).any()]
     figure, reach = go.Figure(), [1.0]
@@ -390,7 +391,7 @@ def speed_ups(
         reach += [*own["value"], *low[low > 0], *high]
         bar = common.whisker(own["value"], low, high, thickness=1.25, color=colour, width=4)
         mark = {"size": 10, "color": colour, "symbol": "diamond" if "mixer" in metric else "circle"}
-        hover = [_speed_up_hover(row, name, ends) for row in own.to_dict("records")]
+        hover = [_speed_up_hover(row, name, ends[row["label"]]) for row in own.to_dict("records")]
         y = [row_name(label) for label in own["label"]]
         look: Layout = {"marker": {**mark, "line": None}, "error_x": bar}
         figure.add_trace(common.marks(own["value"], y, name, colour, hover, **look))

@@ -14,6 +14,7 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from simcore.reports.common import sections as common
+from simcore.reports.common.beside import beside, pairs
 from simcore.reports.common.cases import Case, at, cases_of
 from simcore.reports.common.figures import Scale, Variant
 from simcore.reports.page import Definition, Details, Opening, Plot, Section, Table, Tile
@@ -65,7 +66,9 @@ def sections(run: Run) -> list[Section]:
     return [
         *_triangle(run),
         *_over_positions(run, "cumulative", "time since the start", "end_s", figures.cumulative),
-        *_over_positions(run, "latency", "latency of a token", "latency_s", figures.latency_over_position),
+        *_over_positions(
+            run, "latency", "latency of a token", "latency_s", figures.latency_over_position, noisy=True
+        ),
         *_tile_costs(run),
         *_shares(run),
         *_sweep(run),
@@ -201,14 +204,25 @@ def _triangle(run: Run) -> list[Section]:
 Draw = Callable[[pd.DataFrame, Sequence[Variant], int], go.Figure]
 
 
-def _over_positions(run: Run, key: str, what: str, column: str, draw: Draw) -> list[Section]:
-    steps, shown = run.steps, figures.variants(run.results)
-    if not (steps[column] > 0).any():
+def _over_positions(
+    run: Run, key: str, what: str, column: str, draw: Draw, *, noisy: bool = False
+) -> list[Section]:
+    """Shows a figure over positions. With predictions beside them, strategies can be shown alone; if their
+    lines are `noisy`, the answer's is at first."""
+    if not (run.steps[column] > 0).any():
         return []
+    alone = figures.variants(run.results)
+    both, shown = beside(run, alone)
+    steps = both.steps
     lines = len(steps[["label", "layers", "channels", "tokens", "batch"]].drop_duplicates())
     most = max(96, min(512, POINTS_OF_ALL // lines))
-    cases = [_dimension(run, steps)]
-    plot = common.plot(key, f"{what} over position", cases, lambda case: draw(at(steps, case), shown, most))
+    best = _best(run, at(run.results, _answered(run))) if noisy else ""
+    dimensions = [_dimension(run, run.steps), *pairs(alone, shown, best)]
+
+    def drawn(case: Case, lines: Sequence[Variant] = shown) -> go.Figure:
+        return draw(at(steps, case), lines, most)
+
+    plot = common.plot(key, f"{what} over position", dimensions, drawn)
     return [common.section("tiling", key, plots=[plot])]
 
 
@@ -307,16 +321,18 @@ def _speed_lead(run: Run) -> str:
 
 
 def _shares(run: Run) -> list[Section]:
-    shown, dimensions, plots = figures.variants(run.results), [_dimension(run, _labelled(run))], []
-    speed = run.results[run.results["metric"].isin([metric for metric, _, _ in figures.SPEED_UPS])]
+    both, shown = beside(run, figures.variants(run.results))
+    dimensions, plots = [_dimension(run, _labelled(run))], []
+    ends = {variant.label: ENDS["predicted" if variant.dash else run.times_are] for variant in shown}
+    speed = both.results[both.results["metric"].isin([metric for metric, _, _ in figures.SPEED_UPS])]
 
     def parts(case: Case) -> go.Figure:
-        return figures.shares(_parts(at(run.results, case), shown))
+        return figures.shares(_parts(at(both.results, case), shown))
 
     def speed_ups(case: Case) -> go.Figure:
-        return figures.speed_ups(at(speed, case), shown, ENDS[run.times_are])
+        return figures.speed_ups(at(speed, case), shown, ends)
 
-    if len(_parts(at(run.results, _answered(run)), shown)):
+    if len(_parts(at(both.results, _answered(run)), shown)):
         described = "mixer and blocks by strategy"
         plots.append(common.plot("shares", described, dimensions, parts, "Mixer and blocks"))
     if (speed["value"] > 0).any():
@@ -324,8 +340,8 @@ def _shares(run: Run) -> list[Section]:
         plots.append(common.plot("speed-ups", "speed-up over lazy", dimensions, speed_ups, name))
     if not plots:
         return []
-    ends = [f"A bar across a mark: the speed-up {ENDS[run.times_are]}."]
-    notes = ends if (speed["low"] < speed["high"]).any() else []
+    means = "; of a predicted one ".join(dict.fromkeys(ends.values()))
+    notes = [f"A bar across a mark: the speed-up {means}."] if (speed["low"] < speed["high"]).any() else []
     parts_of = {"plots": plots, "notes": notes, "details": _by_kind(run)}
     return [common.section("tiling", "shares", lead=_speed_lead(run), **parts_of)]
 

@@ -43,7 +43,8 @@ DROPPED = frozenset({*FIGURE, "study", "op_kind"})
 @dataclass(frozen=True)
 class Climb:
     """The result: the measured run, its rungs, predicted and measured figures, prices and times of ops.
-    `predicted`: the simulated trace of the case whose measured trace the outcome has."""
+    `predicted`: the outcome at predicted prices, with the trace of the case whose measured trace the outcome
+    has."""
 
     parts: Parts
     outcome: Outcome
@@ -51,7 +52,7 @@ class Climb:
     rungs: list[dict[str, Any]]
     comparison: list[dict[str, Any]]
     prices: list[dict[str, Any]]
-    predicted: Trace
+    predicted: Outcome
 
     @property
     def holds(self) -> bool:
@@ -145,7 +146,8 @@ def climb(
     replayed, described = replay(bare, measured_prices(real.traces, floor, prices), {})
     one_by_one = None if ops is in_the_run else replay(scenario, prices, saved)[0]
     place = replace(place, described=lambda: {**real.described, "replayed_with": described})
-    predicted = of_whole_runs(assemble(scenario, where).study.run(progress).rows)
+    at_prices = assemble(scenario, where).study.run(progress)
+    predicted = of_whole_runs(at_prices.rows)
     measured = [row for row in of_whole_runs(outcome.rows) if ops is in_the_run or row.metric not in SPLIT]
     rungs = ladder(points, predicted, replayed, measured, bounds, one_by_one=one_by_one)
 
@@ -153,9 +155,10 @@ def climb(
         return assemble(scenario, where, Place("predicted", start)).study.run(progress)
 
     case, outcome.trace = longest(real.started)
-    outcome.trace_title, simulated = simulated_too(case, simulate)
+    at_prices.trace_title, at_prices.trace = simulated_too(case, simulate)
+    outcome.trace_title = at_prices.trace_title
     figures = list(_comparison(scenario.study, predicted, replayed, measured))
-    return Climb(parts, outcome, place, rungs, figures, list(price_rows(points)), simulated)
+    return Climb(parts, outcome, place, rungs, figures, list(price_rows(points)), at_prices)
 
 
 @dataclass
