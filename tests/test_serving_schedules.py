@@ -52,8 +52,12 @@ def unit_price(op: Op, prompt_s: float = 0.0) -> Price:
     return Price(seconds, seconds, seconds, "assumed", "unit")
 
 
-def fusion(slots: int = 4, slot_tokens: int = ROOM, shuffle: bool = True) -> Schedule:
-    return partial(temporal_fusion, slots=slots, slot_tokens=slot_tokens, shuffle=shuffle)
+def fusion(
+    slots: int = 4, slot_tokens: int = ROOM, shuffle: bool = True, prompt_streams: int = 1
+) -> Schedule:
+    return partial(
+        temporal_fusion, slots=slots, slot_tokens=slot_tokens, shuffle=shuffle, prompt_streams=prompt_streams
+    )
 
 
 def dynamic(window_s: float, max_batch: int = 4, capacity: int = 10 * ROOM) -> Schedule:
@@ -363,11 +367,25 @@ def test_shuffle_goes_around_a_prompt_that_is_computed() -> None:
     """D's prompt is computed in slot 3 when B leaves slot 1: C moves, and D not before it joins."""
     price = partial(unit_price, prompt_s=5.0)
     wanted = [request(0, 0.0, 9), request(1, 0.1, 1), request(2, 0.2, 9), request(3, 4.0, 3)]
-    run = serve(fusion(slots=5), wanted, price=price)
+    run = serve(fusion(slots=5, prompt_streams=4), wanted, price=price)
     assert run.sizes("move", "tokens") == [ROOM, ROOM]
     contexts = [launch["stream"] for launch in run.launches if launch["graph"] == "prefill"]
     assert contexts == ["context 0", "context 1", "context 2", "context 3"]
     assert np.all(run.steps["computed"] <= 3)
+
+
+@pytest.mark.parametrize(
+    ("streams", "ends_s"), [(1, [5.0, 10.0, 15.0]), (2, [5.0, 5.0, 10.0]), (3, [5.0] * 3)]
+)
+def test_prompts_of_a_stream_come_one_after_another(streams: int, ends_s: list[float]) -> None:
+    """Three prompts of 5 s at once, each on the stream with the fewest: a prompt ends when its step does."""
+    run = serve(
+        fusion(slots=3, prompt_streams=streams),
+        [request(i, 0.0, 2) for i in range(3)],
+        price=partial(unit_price, prompt_s=5.0),
+    )
+    prompts = run.steps["prefill_tokens"] > 0
+    assert sorted(run.steps["end_s"][prompts]) == pytest.approx(ends_s)
 
 
 @pytest.mark.parametrize(

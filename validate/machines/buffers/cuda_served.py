@@ -96,7 +96,7 @@ def rounded_rows(rows: int) -> int:
     """Returns the rows with which a step of so many is launched.
 
     >>> rounded_rows(130), rounded_rows(5000)
-    (160, 5120)
+    (144, 5120)
     """
     return rounded(rows, TOKENS) if rows <= MOST_CAPTURED else -(-rows // PAGE) * PAGE
 
