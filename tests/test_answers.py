@@ -160,6 +160,13 @@ def test_tables_are_written_once_where_slots_are_moved(monkeypatch: pytest.Monke
     assert not {*before} & {*state.cache.held[0].blocks}
     assert [to for _, to in writes.moves] == state.cache.held[0].blocks
     assert [of for of, _ in writes.moves][: len(before)] == before
+    # Blocks are given ahead: it may hold one more than a slot has.
+    ahead = Writes()
+    state.cache.of(request, 96, 0, ahead)
+    held, moved = list(state.cache.held[0].blocks), Writes()
+    state._give_other_blocks(batch, moved)
+    assert [of for of, _ in moved.moves] == held
+    assert len(held) == 6
     # Of however many tokens: there is one capture of moves.
     state.begin(batch, {"tokens": 50_000}, 0)
     assert state.bound(state.model.move, {"tokens": 50_000}) == state.bound(state.model.move, {"tokens": 1})

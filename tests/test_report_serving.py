@@ -191,7 +191,8 @@ def test_distributions_are_those_of_the_requests(page: Path, run_dir: Path) -> N
     assert _array(line["x"]) == pytest.approx((ttft / scale).tolist(), rel=1e-5)
     assert _array(line["y"])[-1] == 100
     slo = next(t for name, t in _traces(page, "distributions", "1,0").items() if name.startswith("SLO"))
-    assert slo["line"]["dash"] == "dash"
+    # Predicted lines are dashed.
+    assert slo["line"]["dash"] == "dot"
     assert slo["x"] == pytest.approx([SLO["tpot_s"] * 1e3] * 2)
     assert not any(name.startswith("SLO") for name in _traces(page, "distributions", "2,0"))
 

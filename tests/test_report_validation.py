@@ -14,7 +14,7 @@ from simcore.machine.trace import Cause, PricedOp, Span, Trace, write_chrome_tra
 from simcore.ops.op import Price, norm
 from simcore.reports.run import read_run
 from simcore.reports.validation import figures
-from simcore.reports.validation.sections import error_table, prices
+from simcore.reports.validation.sections import against_bounds, error_table, prices
 
 LADDER = "rung,label,what,n,median_pct,p95_pct,worst_pct,bound_pct,passed\n1,all,shapes,3,5,9,inf,10,True\n"
 HEAD = "kind,shape,dtype,predicted_s,low_s,high_s,source,measured_s,p10_s,p90_s,n,held_out,cache\n"
@@ -207,3 +207,14 @@ def test_no_page_is_made_of_garbage(folder: Path, name: str, content: bytes) -> 
     with pytest.raises(ValueError, match=name) as error:
         reports.build(folder)
     assert "\n" not in str(error.value)
+
+
+def test_a_worst_error_beyond_the_axis_has_an_arrow_at_its_end(folder: Path) -> None:
+    ladder = read_run(folder).ladder
+    near, far = (against_bounds(ladder.assign(worst_pct=worst)) for worst in (11.0, 90.0))
+    assert [each.name for each in near.data if each.mode == "markers"] == ["worst"]
+    _, arrow = (each for each in far.data if each.mode == "markers")
+    assert far.layout.xaxis.range[1] == 120.0
+    assert 110.0 < arrow.x[0] < 120.0
+    # The one of the folder is infinite.
+    assert len(against_bounds(ladder).data) == len(far.data)

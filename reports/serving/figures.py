@@ -67,7 +67,7 @@ def curve(values: Floats, points: int = CURVE_POINTS) -> tuple[NDArray[np.float3
 def distributions(
     samples: Mapping[str, Floats], shown: Sequence[Variant], name: str, bound_s: float | None
 ) -> go.Figure:
-    """Draws each variant's distribution of a latency; the SLO is a dashed line. `samples`: label -> s."""
+    """Draws each variant's distribution of a latency; the SLO is a dotted line. `samples`: label -> s."""
     curves = {v.label: curve(samples[v.label]) for v in shown if len(samples.get(v.label, ()))}
     ends = [float(x[i]) for x, _ in curves.values() if len(x) for i in (0, len(x) // 50, -1)]
     scale = seconds(name, max(ends, default=0.0))
@@ -80,7 +80,7 @@ def distributions(
     if known(bound_s):
         ends.append(float(bound_s or 0.0))
         at, slo = ends[-1] * scale.factor, f"SLO, {recorded(ends[-1] * scale.factor)}\u00a0{scale.unit}"
-        line = {"color": style.INK[0], "width": 1.5, "dash": "dash"}
+        line = {"color": style.INK[0], "width": 1.5, "dash": "dot"}
         figure.add_scatter(x=[at, at], y=[0, 100], mode="lines", name=slo, line=line, hoverinfo="skip")
     y_axis = {"title": {"text": "share of requests (%)"}, "range": [0, 101]}
     x_axis = _values_axis(scale, [end * scale.factor for end in ends])

@@ -44,8 +44,11 @@ BARS_AT_MOST = 24
 ALL = "all"
 LADDER_NOTE = (
     "An error is by how many % the larger of predicted and measured exceeds the smaller. "
-    "The dashed line is the bound; a bar is what is judged, a mark the worst."
+    "The dashed line is the bound; a bar is what is judged, a mark the worst, an arrow one beyond the axis."
 )
+NONE_NOTE = "∞: something took time, and none is predicted of it."
+# The largest worst error, as a share of its bound in %, for which the axis makes room.
+MOST_SHARE = 400
 
 
 def opening(run: Run) -> Opening:
@@ -151,7 +154,7 @@ def _hover(row: Row) -> str:
 
 def against_bounds(ladder: pd.DataFrame) -> go.Figure:
     """Draws errors as a share of their bound: a bar for each judged error, green or red, a mark for the
-    worst.
+    worst, or an arrow at the end of the axis if that is beyond.
 
     Bounds differ between rungs, so only shares of them can share an axis.
     """
@@ -167,12 +170,16 @@ def against_bounds(ladder: pd.DataFrame) -> go.Figure:
             x, texts = [shares[place] for place in places], [hover[place] for place in places]
             figure.add_trace(bars(x, places, word, COLOURS[passed], texts, width=0.5))
     mark = {"symbol": "diamond-open", "size": 9, "color": style.INK[0], "line": {"width": 1.5}}
-    hover_look = {"name": "worst", "hoverinfo": "text", "hovertext": hover}
+    hover_look: Layout = {"name": "worst", "hoverinfo": "text", "hovertext": hover}
     figure.add_scatter(x=worst, y=list(range(len(records))), mode="markers", marker=mark, **hover_look)
     rule(figure, style.INK, x=100, width=1.5, dash="dash")
     # A few outliers would leave no room for the rest; the table shows them.
-    seen = [*filter(known, shares), *(value for value in worst if known(value) and value < 400)]
+    seen = [*filter(known, shares), *(value for value in worst if known(value) and value < MOST_SHARE)]
     reach = max([120.0, *(value * 1.05 for value in seen)])
+    if beyond := [place for place, value in enumerate(worst) if value > reach]:
+        arrow = {**mark, "symbol": "triangle-right"}
+        looks = {**hover_look, "name": "worst, beyond the axis", "hovertext": [hover[at] for at in beyond]}
+        figure.add_scatter(x=[0.985 * reach] * len(beyond), y=beyond, mode="markers", marker=arrow, **looks)
     axis = {"text": "error as a share of its bound (%)"}
     return _in_rows(figure, [_row_name(row) for row in records], axis, [-0.01 * reach, reach])
 
@@ -195,7 +202,8 @@ def _ladder(run: Run) -> Section:
         plots = [common.drawn("ladder", "errors of every rung as a share of their bounds", figure)]
     details = [Details("What each rung is made of", table=_table(parts))] if len(parts) else []
     shown = {"flags": flags, "plots": plots, "table": _table(rows), "details": details}
-    notes = [LADDER_NOTE] if plots else []
+    errors = rows[[*ERRORS]].to_numpy(dtype=float)
+    notes = [LADDER_NOTE] * bool(plots) + [NONE_NOTE] * bool(np.isinf(errors).any())
     return common.section("validation", "ladder", {"verdict": verdict(run.ladder)}, notes=notes, **shown)
 
 

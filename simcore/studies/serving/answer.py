@@ -312,11 +312,11 @@ def _why(best: CaseResult, other: CaseResult) -> str:
         return ""
     if part == "wait":
         ours, theirs = _time(best, "queue_mean_s"), _time(other, "queue_mean_s")
-        return f", whose requests wait {theirs} for their turn, not {ours}"
+        return f", whose requests wait {theirs} for their turn, not {ours}" if ours != theirs else ""
     if part == "prefill":
         return ", whose first tokens come later once their prompts are begun"
     ours, theirs = _time(best, "tpot_mean_s"), _time(other, "tpot_mean_s")
-    return f", whose tokens take {theirs} each, not {ours}"
+    return f", whose tokens take {theirs} each, not {ours}" if ours != theirs else ""
 
 
 def notes(bench: Bench, results: Sequence[CaseResult]) -> list[str]:

@@ -73,6 +73,8 @@ SEQUENCES = (
 )
 WITH_PROMPTS = (8, 32, 128, 256, 512, 1024, 2048, 4096)
 TOKENS = (*range(16, 257, 16), *range(288, 513, 32), *range(640, 2049, 128))
+# The layer, the sequences of a step, and whether both prompts and decoding sequences are in it.
+Key = tuple[int, int, bool]
 # Steps of more rows are launched anew each time: the host is then the faster one, and lengths are many.
 MOST_CAPTURED = 2048
 
@@ -364,6 +366,7 @@ class CardServedState(CardState):
         # Steps are whole: each begins with the first layer.
         self.layer = 0
         self._count = self._bound.get("rows", 0)
+        self._both = bool(batch.prompts and batch.decoding)
         return partial(self._write, writes)
 
     def _ahead(self, batch: Batch) -> int:
@@ -427,7 +430,8 @@ class CardServedState(CardState):
             # The whole slot is copied, also what no token is in yet.
             held = self.cache.of(request, tokens, 0, Writes())
             old, held.blocks = held.blocks, []
-            self.cache.of(request, tokens, 0, writes)
+            # Blocks are given ahead, so there may be one more than a slot has.
+            self.cache.of(request, max(tokens, len(old) * PAGE), 0, writes)
             writes.moves += zip(old, held.blocks, strict=True)
             # Not before the copy has read them.
             self._returned += old
@@ -436,7 +440,6 @@ class CardServedState(CardState):
 
     def bound(self, graph: Graph, sizes: Mapping[str, int]) -> Mapping[str, int]:
         """Returns the sizes with which the step that has begun is captured; of moves any will do."""
-        self._both = {"prefill_attention", "paged_attention"} <= graph.kinds
         if "kv_copy" in graph.kinds:
             return {"tokens": PAGE}
         return {name: self._bound[name] for name in sorted(graph.needs)}
@@ -446,13 +449,13 @@ class CardServedState(CardState):
         del graph
         return self._bound.get("tokens", 0) > MOST_CAPTURED
 
-    def key(self) -> tuple[int, int]:
-        """Returns the current layer, and the sequences of the step."""
-        return self.layer, self._count
+    def key(self) -> Key:
+        """Returns the current layer, the sequences of the step, and whether prompts and others are in it."""
+        return self.layer, self._count, self._both
 
-    def restore(self, key: tuple[int, int]) -> None:
-        """Sets the current layer, and the sequences of the step."""
-        self.layer, self._count = key
+    def restore(self, key: Key) -> None:
+        """Sets all three."""
+        self.layer, self._count, self._both = key
 
     def execute(self, op: Op) -> None:
         """Runs an op. Raises ValueError for one that has no buffers on a card."""
@@ -542,6 +545,9 @@ class CardServedState(CardState):
         k, v = self.cache.kv[self.layer]
         q = self._q.to(k.dtype)
         if not self._both:
+            if self._ragged:
+                # Of prompts alone.
+                return
             self._set_heads(decode_attention(q, k, v, self._lengths, block_table=self._table))
             return
         rows, last = self._own_rows, len(q) - 1
@@ -605,11 +611,11 @@ class SplitState(CardState):
         """As `CardServedState.changes`."""
         return self._now.changes(graph)
 
-    def key(self) -> tuple[bool, tuple[int, int]]:
+    def key(self) -> tuple[bool, Key]:
         """Returns which of the steps it is, and that step's key."""
         return self._now is self.prompts, self._now.key()
 
-    def restore(self, key: tuple[bool, tuple[int, int]]) -> None:
+    def restore(self, key: tuple[bool, Key]) -> None:
         """Sets both."""
         self._now = self.prompts if key[0] else self.own
         self._now.restore(key[1])

@@ -28,6 +28,7 @@ from simcore.sim.runs import Setup
 from simcore.studies.decode.scenario import DecodeScenario
 from simcore.studies.operators.scenario import DecodeAttentionScenario, LinearAttentionScenario
 from simcore.studies.serving.scenario import ServingScenario
+from simcore.studies.serving.strategies import TemporalFusion
 from simcore.studies.tiling.scenario import TilingScenario
 from simcore.validate.calibration.cuda_instances import CardInstancesState, Instances
 from simcore.validate.machines.buffers.cuda_decoder import (
@@ -219,7 +220,7 @@ def _check_serving(scenario: ServingScenario, where: str) -> None:
         at = f"{where}: strategies[{i}]"
         if (most := max(strategy.ranks)) > 1:
             raise InputError(f"{at}.ranks: is {most}; --on cuda runs 1, on one card")
-        if (streams := max(getattr(strategy, "prompt_streams", (1,)))) > 1:
+        if isinstance(strategy, TemporalFusion) and (streams := max(strategy.prompt_streams)) > 1:
             raise InputError(f"{at}.prompt_streams: is {streams}; --on cuda computes prompts on 1")
         if getattr(strategy, "prefix_caching", False):
             raise InputError(f"{at}.prefix_caching: is not run on a card yet; give false")
