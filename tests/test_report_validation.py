@@ -212,8 +212,8 @@ def test_no_page_is_made_of_garbage(folder: Path, name: str, content: bytes) -> 
 def test_a_worst_error_beyond_the_axis_has_an_arrow_at_its_end(folder: Path) -> None:
     ladder = read_run(folder).ladder
     near, far = (against_bounds(ladder.assign(worst_pct=worst)) for worst in (11.0, 90.0))
-    assert [each.name for each in near.data if each.mode == "markers"] == ["worst"]
-    _, arrow = (each for each in far.data if each.mode == "markers")
+    assert [each.name for each in near.data if each.type == "scatter" and each.mode == "markers"] == ["worst"]
+    _, arrow = (each for each in far.data if each.type == "scatter" and each.mode == "markers")
     assert far.layout.xaxis.range[1] == 120.0
     assert 110.0 < arrow.x[0] < 120.0
     # The one of the folder is infinite.
