@@ -135,7 +135,11 @@ def _table(ladder: pd.DataFrame) -> Table:
 
 def _beyond(row: Row) -> str:
     """Describes an error that is not finite, as for a prediction of no time."""
-    return "∞" if known(row["n"]) and row["n"] > 0 else ""
+    return "∞" if _compared(row) else ""
+
+
+def _compared(row: Row) -> bool:
+    return bool(known(row["n"]) and row["n"] > 0)
 
 
 def _of(row: Row) -> str:
@@ -176,10 +180,13 @@ def against_bounds(ladder: pd.DataFrame) -> go.Figure:
     # A few outliers would leave no room for the rest; the table shows them.
     seen = [*filter(known, shares), *(value for value in worst if known(value) and value < MOST_SHARE)]
     reach = max([120.0, *(value * 1.05 for value in seen)])
-    if beyond := [place for place, value in enumerate(worst) if value > reach]:
+    far = [
+        value > reach if known(value) else _compared(row) for row, value in zip(records, worst, strict=True)
+    ]
+    if beyond := [place for place, is_far in enumerate(far) if is_far]:
         arrow = {**mark, "symbol": "triangle-right"}
-        looks = {**hover_look, "name": "worst, beyond the axis", "hovertext": [hover[at] for at in beyond]}
-        figure.add_scatter(x=[0.985 * reach] * len(beyond), y=beyond, mode="markers", marker=arrow, **looks)
+        looks = {**hover_look, "name": "worst, beyond the axis", "hovertext": [hover[at] for at in far]}
+        figure.add_scatter(x=[0.985 * reach] * len(far), y=far, mode="markers", marker=arrow, **looks)
     axis = {"text": "error as a share of its bound (%)"}
     return _in_rows(figure, [_row_name(row) for row in records], axis, [-0.01 * reach, reach])
 
@@ -202,8 +209,10 @@ def _ladder(run: Run) -> Section:
         plots = [common.drawn("ladder", "errors of every rung as a share of their bounds", figure)]
     details = [Details("What each rung is made of", table=_table(parts))] if len(parts) else []
     shown = {"flags": flags, "plots": plots, "table": _table(rows), "details": details}
-    errors = rows[[*ERRORS]].to_numpy(dtype=float)
-    notes = [LADDER_NOTE] * bool(plots) + [NONE_NOTE] * bool(np.isinf(errors).any())
+    endless = any(
+        _compared(row) and not known(row[name]) for row in rows.to_dict("records") for name in ERRORS
+    )
+    notes = [LADDER_NOTE] * bool(plots) + [NONE_NOTE] * endless
     return common.section("validation", "ladder", {"verdict": verdict(run.ladder)}, notes=notes, **shown)
 
 
