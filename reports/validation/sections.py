@@ -180,10 +180,9 @@ def against_bounds(ladder: pd.DataFrame) -> go.Figure:
     # A few outliers would leave no room for the rest; the table shows them.
     seen = [*filter(known, shares), *(value for value in worst if known(value) and value < MOST_SHARE)]
     reach = max([120.0, *(value * 1.05 for value in seen)])
-    far = [
-        value > reach if known(value) else _compared(row) for row, value in zip(records, worst, strict=True)
-    ]
-    if beyond := [place for place, is_far in enumerate(far) if is_far]:
+    ends = enumerate(zip(records, worst, strict=True))
+    far = [place for place, (row, end) in ends if (end > reach if known(end) else _compared(row))]
+    if far:
         arrow = {**mark, "symbol": "triangle-right"}
         looks = {**hover_look, "name": "worst, beyond the axis", "hovertext": [hover[at] for at in far]}
         figure.add_scatter(x=[0.985 * reach] * len(far), y=far, mode="markers", marker=arrow, **looks)
