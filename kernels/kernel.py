@@ -20,8 +20,9 @@ Run = Callable[..., Any]
 class Kernel(NamedTuple):
     """How ops of one kind run. Every op passed in is bound (numbers, no symbolic sizes).
 
-    `run(op, *tensors)` is executed and timed. `reference` computes the same in plain torch, in any floating
-    dtype (in float64 it is the truth). `inputs` makes random tensors of the op's shape.
+    `run(op, *tensors)` is executed and timed; constants of a model may follow the tensors. `reference`
+    computes the same in plain torch, in any floating dtype (in float64 it is the truth). `inputs` makes
+    random tensors of the op's shape.
     """
 
     run: Run
@@ -44,7 +45,7 @@ def has_kernel(x: torch.Tensor) -> bool:
 def by_device(cuda: Run, elsewhere: Run) -> Run:
     """Returns a `run` that calls `cuda` if its first tensor `has_kernel`, else `elsewhere`."""
 
-    def run(op: Op, *tensors: torch.Tensor) -> Any:
+    def run(op: Op, *tensors: Any) -> Any:
         return (cuda if has_kernel(tensors[0]) else elsewhere)(op, *tensors)
 
     return run

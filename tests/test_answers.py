@@ -111,7 +111,7 @@ def on_card(
     device = "cuda" if kind == "cuda" else "cpu"
     config = model.config
     weights = shards(config, model.dtypes, 1, model.style, SEED)[0].to(device)
-    cache = Cache(model, 4 * SLOT, SLOT + 8, 8, 9, SEED, device)
+    cache = Cache(model, 4 * SLOT, SLOT + 8, 8, 9, SEED, device, weights.constants.frequencies)
     state = CardServedState(model, weights, cache, 8)
     run, journal, answers = Card([state], api, mesh={"tensor": 1}).start(), Journal(), dict[int, list[int]]()
     run.feed(0, REQUESTS, [*((r.arrival_s, r) for r in wanted), (wanted[-1].arrival_s, END)])

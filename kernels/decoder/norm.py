@@ -102,14 +102,14 @@ def _inputs(op: Op, generator: torch.Generator, device: torch.device) -> tuple[T
     return x, 1.0 + random_tensor(op, generator, device, op["hidden"], scale=0.1)
 
 
-def _reference(op: Op, x: Tensor, gain: Tensor) -> Tensor:
+def _reference(op: Op, x: Tensor, gain: Tensor, eps: float = EPS) -> Tensor:
     del op
-    return reference_norm(x, gain)
+    return reference_norm(x, gain, eps=eps)
 
 
-def _run(op: Op, x: Tensor, gain: Tensor) -> Tensor:
+def _run(op: Op, x: Tensor, gain: Tensor, eps: float = EPS) -> Tensor:
     del op
-    return norm(x, gain)
+    return norm(x, gain, eps=eps)
 
 
 NORM = Kernel(by_device(_run, _reference), _reference, _inputs)

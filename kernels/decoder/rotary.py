@@ -28,11 +28,19 @@ HEADS = 8
 LARGEST_FP8 = tl.constexpr(448.0)
 
 
-def angles(positions: Tensor, head_dim: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Returns cos and sin of the angles of positions [tokens]: [tokens, head_dim // 2] each."""
+def frequencies_of(head_dim: int, base: float = BASE) -> Tensor:
+    """Returns the angle of each pair of a head at position 1: fp64 [head_dim // 2]."""
     half = head_dim // 2
-    pairs = torch.arange(half, device=positions.device, dtype=torch.float64)
-    turn = positions.to(torch.float64)[:, None] * BASE ** (-pairs / max(1, half))
+    return base ** (-torch.arange(half, dtype=torch.float64) / max(1, half))
+
+
+def angles(
+    positions: Tensor, head_dim: int, dtype: torch.dtype, frequencies: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Returns cos and sin of the angles of positions [tokens]: [tokens, head_dim // 2] each. `frequencies`:
+    the angles at position 1, if others than those of `BASE`."""
+    frequencies = frequencies_of(head_dim) if frequencies is None else frequencies
+    turn = positions.to(torch.float64)[:, None] * frequencies.to(positions.device)
     return turn.cos().to(dtype), turn.sin().to(dtype)
 
 

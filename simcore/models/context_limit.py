@@ -59,7 +59,7 @@ def context_limit(name: str, config: Mapping[str, Any]) -> ContextLimit | None:
     key = min(given, key=lambda key: given[key])
     tokens, source = given[key], key
     for rope in ROPES:
-        scaling = _scaling(name, rope, config.get(rope))
+        scaling = scaling_of(name, rope, config.get(rope))
         if not scaling:
             continue
         kind = scaling.get("rope_type", scaling.get("type", "default"))
@@ -77,7 +77,9 @@ def context_limit(name: str, config: Mapping[str, Any]) -> ContextLimit | None:
     return ContextLimit(tokens, source)
 
 
-def _scaling(name: str, rope: str, value: Any) -> Mapping[str, Any]:
+def scaling_of(name: str, rope: str, value: Any) -> Mapping[str, Any]:
+    """Returns how the positions of layers that attend over everything are scaled, by the value of a key of
+    `ROPES`; empty if they are not. Raises ModelError, naming the key."""
     if value is None:
         return {}
     if not isinstance(value, dict):

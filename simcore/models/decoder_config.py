@@ -27,7 +27,8 @@ class DecoderConfig:
     attention and MLP read the same norm and are added together (GPT-J); `qk_norm`: q and k of every head
     are normed (Qwen3). The following fields do not count when models are compared. `limit`: the longest
     context that the model supports; `quantization`: the number formats of its quantized weights; `stored`:
-    the format of the others (for example float16); `notes`: notes for the user on how the config was read."""
+    the format of the others (for example float16); `weights`: the directory whose safetensors hold its
+    weights; `notes`: notes for the user on how the config was read."""
 
     name: str
     hidden: int
@@ -44,6 +45,7 @@ class DecoderConfig:
     limit: ContextLimit | None = field(default=None, compare=False)
     quantization: Quantization | None = field(default=None, compare=False)
     stored: str | None = field(default=None, compare=False)
+    weights: Path | None = field(default=None, compare=False)
     notes: tuple[str, ...] = field(default=(), compare=False)
 
     @property
@@ -104,10 +106,16 @@ _TIED = ("smollm3",)
 _STORED = ("bfloat16", "float16", "float32")
 # The Model Optimizer's file with the quantization, beside a config.json without it.
 _SIDECAR = "hf_quant_config.json"
+CONFIG = "config.json"
+# The file with all weights beside a config.json, or the one that says which of several files has which.
+WEIGHTS, WEIGHTS_INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
-def config_from_hugging_face(name: str, config: Mapping[str, Any]) -> DecoderConfig:
-    """Reads a Hugging Face `config.json`; of a model of several modalities, its language model.
+def config_from_hugging_face(
+    name: str, config: Mapping[str, Any], weights: Path | None = None
+) -> DecoderConfig:
+    """Reads a Hugging Face `config.json`; of a model of several modalities, its language model. `weights`:
+    the directory with its weights.
 
     Defaults as in transformers: num_key_value_heads as many as heads, head_dim hidden/heads (Qwen3: 128),
     tie_word_embeddings false (SmolLM3: true), GPT-J's n_inner four times n_embd. Raises ModelError, naming
@@ -137,6 +145,7 @@ def config_from_hugging_face(name: str, config: Mapping[str, Any]) -> DecoderCon
         limit=limit,
         quantization=_quantization(text, decoder),
         stored=_stored(name, text),
+        weights=weights,
         notes=(*notes, *key_notes(text)),
         **found,
     )
@@ -192,13 +201,16 @@ def _integer(name: str, config: Mapping[str, Any], keys: tuple[str, ...], defaul
 
 
 def load_config(path: Path) -> DecoderConfig:
-    """Reads a model file. Raises ModelError if it is missing, no JSON object, or not modelled."""
+    """Reads a model file; weights beside a `config.json` are noted, not read. Raises ModelError if it is
+    missing, no JSON object, or not modelled."""
     config = _read_json(path)
+    published = path.name == CONFIG
     beside = path.with_name(_SIDECAR)
-    if path.name == "config.json" and "quantization_config" not in config and beside.is_file():
+    if published and "quantization_config" not in config and beside.is_file():
         config = {**config, "quantization_config": _read_json(beside)}
+    has_weights = published and any(path.with_name(file).is_file() for file in (WEIGHTS, WEIGHTS_INDEX))
     try:
-        return config_from_hugging_face(path.stem, config)
+        return config_from_hugging_face(path.stem, config, path.parent if has_weights else None)
     except ModelError as error:
         raise ModelError(f"{path.name}: {str(error).removeprefix(f'{path.stem}: ')}") from None
 

@@ -31,6 +31,15 @@ from simcore.validate.machines.state import State, run_kernel
 SEED = 0
 
 
+def operands_of(model: object) -> str:
+    """Returns where the operands of a model's ops come from, for a birth record."""
+    drawn = f"operands random, by seed {SEED}"
+    if not isinstance(model, Decoder | ServedDecoder):
+        return drawn
+    directory = model.config.weights
+    return f"{drawn}, but weights read from {directory.resolve()}" if directory else f"{drawn}, weights too"
+
+
 class OperatorState(State):
     """Random inputs of one operator, which has run once on them already: a run times the operator alone."""
 
@@ -83,10 +92,12 @@ def check_formats(scenario: Scenario, where: str, device: str = "the CPU") -> No
 
 @dataclass
 class Real:
-    """Starts runs on the torch machine and keeps the traces of each case, which is run `repeats` times."""
+    """Starts runs on the torch machine and keeps the traces of each case, which is run `repeats` times;
+    `operands`: where those of the last one come from, in words."""
 
     repeats: int = 1
     started: dict[str, list[Trace]] = field(default_factory=dict)
+    operands: str = operands_of(None)
 
     def __post_init__(self) -> None:
         one_thread()
@@ -106,7 +117,7 @@ class Real:
             "threads": torch.get_num_threads(),
             "runs": f"{self.repeats} a case, the median counts; a replica of a service runs once",
             "cache": "as the run itself leaves it; an operator has run once before",
-            "how": f"{ONE_AFTER_ANOTHER}; operands random, by seed {SEED}",
+            "how": f"{ONE_AFTER_ANOTHER}; {self.operands}",
         }
 
     def host_costs(self, case: str) -> Mapping[str, float]:
@@ -116,6 +127,7 @@ class Real:
 
     def start(self, setup: Setup) -> Run:
         """Makes a run with buffers of its own."""
+        self.operands = operands_of(setup.model)
         run = TorchRun(
             states(setup),
             mesh=setup.mesh,

@@ -4,8 +4,8 @@
     K, V of the new token at position lengths - 1; attention over lengths tokens; chosen[lengths - first] = id
 
 So one captured step is valid for every token. The kernels are those of `simcore.kernels.table`, called with
-their output tensors. Weights, caches and ids are as in `buffers.decoder`, drawn on the card unless another
-generator is asked for. Layouts of attention are chosen for the capacity of the cache.
+their output tensors. Weights, caches and ids are as in `buffers.decoder`; what is random is drawn on the card
+unless another generator is asked for. Layouts of attention are chosen for the capacity of the cache.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -94,7 +94,9 @@ class CardDecoderState(CardState):
         self.chosen = torch.zeros(capacity - first, len(ids), dtype=torch.int64, device=device)
         self._asked, self._stream = ids, x
         # In fp32, because large positions need it.
-        self._angles = angles(torch.arange(capacity, device=device), self.config.head_dim, torch.float32)
+        positions = torch.arange(capacity, device=device)
+        turns = weights.constants.frequencies
+        self._angles = angles(positions, self.config.head_dim, torch.float32, turns)
         self._gains: dict[int, Tensor] = {}
         self._methods: Mapping[str, Callable[[Op, Tensor | None], None]] = {
             "embedding": self._embed,
@@ -184,7 +186,8 @@ class CardDecoderState(CardState):
         if op.name == "qk_norm":
             self._norm_heads(gate)
         else:
-            norm(self.buffers["x"], self._weight(op.name), gate=gate, out=self.buffers["normed"])
+            x, eps = self.buffers["x"], self.weights.constants.eps
+            norm(x, self._weight(op.name), eps=eps, gate=gate, out=self.buffers["normed"])
 
     def _norm_heads(self, gate: Tensor | None) -> None:
         if gate is not None:
@@ -194,7 +197,8 @@ class CardDecoderState(CardState):
         if self.layer not in self._gains:
             self._gains[self.layer] = gain.expand(len(qkv), *gain.shape).reshape(-1, d).clone()
         heads = qkv.view(len(qkv), -1, d)[:, : len(gain)]
-        heads.copy_(norm(heads.reshape(-1, d), self._gains[self.layer]).view(heads.shape))
+        eps = self.weights.constants.eps
+        heads.copy_(norm(heads.reshape(-1, d), self._gains[self.layer], eps=eps).view(heads.shape))
 
     def _multiply(self, op: Op, gate: Tensor | None) -> None:
         source = self.buffers[READS.get(op.name, "normed")]

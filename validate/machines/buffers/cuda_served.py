@@ -118,8 +118,8 @@ class Cache:
     """The KV cache of one rank, k and v [blocks, PAGE, kv_heads, d] a layer, and the tokens of its requests.
 
     `positions`: the most tokens of a request; `running`: the requests that run at once at most, on as many
-    streams; `places`: those whose tokens are kept. Block 0 is no request's: padding reads it. Raises
-    RuntimeError if a schedule runs more than there are blocks or places for.
+    streams; `places`: those whose tokens are kept; `frequencies`: see `angles`. Block 0 is no request's:
+    padding reads it. Raises RuntimeError if a schedule runs more than there are blocks or places for.
     """
 
     def __init__(
@@ -131,6 +131,7 @@ class Cache:
         places: int,
         seed: int,
         device: torch.device | str,
+        frequencies: Tensor | None = None,
     ) -> None:
         config, self.seed, self.device = model.config, seed, device
         heads = kv_heads_of(config, 0, model.ranks)
@@ -146,7 +147,8 @@ class Cache:
         self.moves = torch.zeros(blocks, 2, dtype=torch.int32, device=device)
         self.move_count = torch.zeros(1, dtype=torch.int32, device=device)
         # In fp32, because large positions need it.
-        self.angles = angles(torch.arange(positions, device=device), config.head_dim, torch.float32)
+        every = torch.arange(positions, device=device)
+        self.angles = angles(every, config.head_dim, torch.float32, frequencies)
         self._steps = torch.zeros(0, 0, dtype=torch.int32, device=device)
         # "main" and "prompts" besides.
         self.streams, self._streams = running + 2, dict[str, int]()
@@ -499,17 +501,17 @@ class CardServedState(CardState):
         self.buffers = {"x": self._weight(op.name).index_select(0, rows.ids).to(act)}
 
     def _norm(self, op: Op) -> None:
-        x, gain = self.buffers["x"], self._weight(op.name)
+        x, gain, eps = self.buffers["x"], self._weight(op.name), self.weights.constants.eps
         assert self._rows is not None
         if op.name == "qk_norm":
             qkv, d = self.buffers["qkv"], self.config.head_dim
             heads = qkv.view(len(qkv), -1, d)[:, : len(gain)]
             gains = gain.expand(len(qkv), *gain.shape).reshape(-1, d).contiguous()
-            heads.copy_(norm(heads.reshape(-1, d), gains).view(heads.shape))
+            heads.copy_(norm(heads.reshape(-1, d), gains, eps=eps).view(heads.shape))
             return
         if op.name == "head_norm":
             x = x.index_select(0, self._rows.last_rows)
-        self.buffers["normed"] = norm(x, gain)
+        self.buffers["normed"] = norm(x, gain, eps=eps)
 
     def _multiply(self, op: Op) -> None:
         y = product(self.buffers[READS.get(op.name, "normed")], self._weight(op.name))

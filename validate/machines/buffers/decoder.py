@@ -2,8 +2,8 @@
 
     W of rank t of n = slice t of W     columns: qkv, gate, up, lm_head (fused_gather: o); rows: down, else o
 
-Weights are random by a seed and are slices of whole ones, so that the ranks of a tensor-parallel group
-together are the same model whatever their number. An op finds its operands by its name and its layer: the
+Weights are slices of whole ones (`whole_weights`), so that the ranks of a tensor-parallel group together are
+the same model whatever their number. An op finds its operands by its name and its layer: the
 number of layers whose last residual its rank has executed or skipped since the token's embedding.
 
 The cache holds `context - 1` random tokens when the run begins; token t is written at position context - 1 +
@@ -12,7 +12,7 @@ t and attends over context + t tokens, itself included.
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import ceil, prod
 from typing import Any, NamedTuple
 
@@ -25,9 +25,10 @@ from simcore.models.decoder import TENSOR, Decoder, Dtypes, Style
 from simcore.models.decoder_config import DecoderConfig
 from simcore.models.served_decoder import ServedDecoder
 from simcore.ops.op import Op, Publication, Size
+from simcore.validate.machines.buffers.checkpoint import read_checkpoint
+from simcore.validate.machines.buffers.whole_weights import CONSTANTS, Constants, Matrices, drawn, normal
 from simcore.validate.machines.state import State, run_kernel, torch_dtype
 
-Matrices = dict[str, Tensor]
 # K and V of one rank's layers, [batch, kv_heads, capacity, head_dim] each.
 Caches = tuple[list[Tensor], list[Tensor]]
 # The ops that end a layer.
@@ -61,10 +62,12 @@ def mlp_inputs(buffers: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """Matrices [in, out] and gains by the name of the op that reads them: of each layer, and outside."""
+    """Matrices [in, out] and gains by the name of the op that reads them: of each layer, and outside; and the
+    constants that they were trained with."""
 
     layers: tuple[Matrices, ...]
     outside: Matrices
+    constants: Constants = CONSTANTS
 
     def of(self, name: str, layer: int) -> Tensor:
         """Returns the weight that an op reads, in a layer or outside all layers."""
@@ -76,35 +79,7 @@ class Weights:
         def moved(matrices: Matrices) -> Matrices:
             return {name: matrix.to(device) for name, matrix in matrices.items()}
 
-        return Weights(tuple(map(moved, self.layers)), moved(self.outside))
-
-
-def normal(generator: torch.Generator, *size: int, scale: float) -> Tensor:
-    """Returns normal numbers of standard deviation `scale`, on the device of the generator."""
-    drawn = torch.randn(*size, generator=generator, dtype=torch.float32, device=generator.device)
-    return drawn.mul_(scale)
-
-
-def _gain(generator: torch.Generator, size: int) -> Tensor:
-    return 1.0 + normal(generator, size, scale=0.1)
-
-
-def _whole_layer(config: DecoderConfig, generator: torch.Generator) -> Matrices:
-    """Returns the matrices of a whole layer; q, k, v apart; columns scaled to keep activations' size."""
-    hidden, d, inner = config.hidden, config.head_dim, config.intermediate
-    sizes: dict[str, tuple[int, int]] = {
-        "q": (hidden, config.q_heads * d),
-        "k": (hidden, config.kv_heads * d),
-        "v": (hidden, config.kv_heads * d),
-        "o": (config.q_heads * d, hidden),
-        "up": (hidden, inner),
-        "down": (inner, hidden),
-    }
-    if config.gated:
-        sizes["gate"] = (hidden, inner)
-    found = {name: normal(generator, *size, scale=size[0] ** -0.5) for name, size in sizes.items()}
-    gains = {"attn_norm": hidden, "mlp_norm": hidden, "q_gain": d, "k_gain": d}
-    return found | {name: _gain(generator, size) for name, size in gains.items()}
+        return replace(self, layers=tuple(map(moved, self.layers)), outside=moved(self.outside))
 
 
 def _columns(matrix: Tensor, part: int, parts: int) -> Tensor:
@@ -139,25 +114,24 @@ def _layer_of(
     cast_ = {name: found[name].to(torch_dtype(_format(dtypes, name))).contiguous() for name in found}
     act = torch_dtype(dtypes.activation)
     queries = config.q_heads // parts
-    gains = [whole["q_gain"].expand(queries, d), whole["k_gain"].expand(heads.stop - heads.start, d)]
     norms = {name: whole[name].to(act) for name in ("attn_norm", "mlp_norm")}
-    return cast_ | norms | {"qk_norm": torch.cat(gains).to(act)}
+    if "q_gain" in whole:
+        gains = [whole["q_gain"].expand(queries, d), whole["k_gain"].expand(heads.stop - heads.start, d)]
+        norms["qk_norm"] = torch.cat(gains).to(act)
+    return cast_ | norms
 
 
 def _format(dtypes: Dtypes, name: str) -> str:
     return dtypes.of("gate" if name == "gate_up" else name)
 
 
-def _outside(config: DecoderConfig, dtypes: Dtypes, generator: torch.Generator, parts: int) -> list[Matrices]:
+def _outside(whole: Matrices, config: DecoderConfig, dtypes: Dtypes, parts: int) -> list[Matrices]:
     """Returns embedding, last norm and LM head of each rank; zeros pad the columns of the LM head."""
-    act = torch_dtype(dtypes.activation)
-    table = normal(generator, config.vocab, config.hidden, scale=1.0)
-    gain = _gain(generator, config.hidden).to(act)
-    head = table.T if config.tied_embeddings else normal(generator, *table.T.shape, scale=1.0)
-    head = head * config.hidden**-0.5
+    head = whole["lm_head"]
     share = ceil(config.vocab / parts)
     head = torch.cat((head, head.new_zeros(config.hidden, share * parts - config.vocab)), 1)
-    embedding = table.to(torch_dtype(dtypes.of("embedding")))
+    embedding = whole["embedding"].to(torch_dtype(dtypes.of("embedding")))
+    gain = whole["head_norm"].to(torch_dtype(dtypes.activation))
     return [
         {
             "embedding": embedding,
@@ -176,16 +150,17 @@ def shards(
     seed: int,
     device: torch.device | str = "cpu",
 ) -> list[Weights]:
-    """Returns the weights of each of `parts` ranks, random by `seed` on a device (another device draws other
-    numbers); a whole layer exists only until it is cut."""
-    generator = torch.Generator(device).manual_seed(seed)
-    outside = _outside(config, dtypes, generator, parts)
+    """Returns the weights of each of `parts` ranks on a device: those of the model's directory if it holds
+    any, else random by `seed` (another device draws other numbers). A whole layer exists only until it is
+    cut. Raises InputError for a directory whose weights cannot be read."""
+    source = read_checkpoint(config, device) if config.weights else drawn(config, seed, device)
+    outside = _outside(source.outside(), config, dtypes, parts)
     layers: list[list[Matrices]] = [[] for _ in range(parts)]
-    for _ in range(config.layers):
-        whole = _whole_layer(config, generator)
+    for number in range(config.layers):
+        whole = source.layer(number)
         for part in range(parts):
             layers[part].append(_layer_of(whole, config, dtypes, part, parts, style))
-    return [Weights(tuple(layers[part]), outside[part]) for part in range(parts)]
+    return [Weights(tuple(layers[part]), outside[part], source.constants) for part in range(parts)]
 
 
 # -- all of a decoder except attention --------------------------------------------------------------------
@@ -255,13 +230,14 @@ class Body:
             gain = self._weight(op.name)
             normed = qkv.view(len(qkv), -1, d)[:, : len(gain)]
             gains = gain.expand(len(qkv), *gain.shape).reshape(-1, d)
-            normed.copy_(run_kernel(op, normed.reshape(-1, d), gains).view(normed.shape))
+            rows = run_kernel(op, normed.reshape(-1, d), gains, self.weights.constants.eps)
+            normed.copy_(rows.view(normed.shape))
             return
         x = self.buffers["gathered" if self.scattered else "x"]
         if op.name == "head_norm":
             # Only of rows that get a next token.
             x = x[-op["tokens"] :] if self.last_rows is None else x[self.last_rows]
-        self.buffers["normed"] = run_kernel(op, x, self._weight(op.name))
+        self.buffers["normed"] = run_kernel(op, x, self._weight(op.name), self.weights.constants.eps)
 
     def _multiply(self, op: Op) -> None:
         y = run_kernel(op, self.buffers[READS.get(op.name, "normed")], self._weight(op.name))
@@ -306,13 +282,14 @@ class Angles:
 
     head_dim: int
     dtype: torch.dtype
+    frequencies: Tensor | None = None
     known: tuple[Tensor, Tensor] | None = None
 
     def of(self, first: int, tokens: int) -> tuple[Tensor, Tensor]:
         """Returns cos and sin of `tokens` positions from `first` on, [tokens, head_dim // 2] each."""
         last = first + tokens
         if self.known is None or len(self.known[0]) < last:
-            self.known = angles(torch.arange(2 * last), self.head_dim, self.dtype)
+            self.known = angles(torch.arange(2 * last), self.head_dim, self.dtype, self.frequencies)
         cos, sin = self.known
         return cos[first:last], sin[first:last]
 
@@ -496,7 +473,8 @@ def bodies(
     weights, act = shards(config, dtypes, parts, style, seed), torch_dtype(dtypes.activation)
     for rank in range(prod(mesh.values())):
         part = layout.coordinate(mesh, rank, TENSOR)
-        yield Body(config, dtypes, style, weights[part], part, parts, Angles(config.head_dim, act))
+        turns = Angles(config.head_dim, act, weights[part].constants.frequencies)
+        yield Body(config, dtypes, style, weights[part], part, parts, turns)
 
 
 def check_ranks(model: Decoder | ServedDecoder, mesh: layout.Mesh) -> None:

@@ -31,8 +31,8 @@ from simcore.validate.calibration.cuda_host import host_costs
 from simcore.validate.machines.buffers.cuda_served import rehearsal
 from simcore.validate.machines.cuda.cuda_api import CudaApi, TorchCudaApi
 from simcore.validate.machines.cuda.machine import Card, CardRun
-from simcore.validate.machines.cuda.states import SEED, CardStates
-from simcore.validate.machines.here import reported
+from simcore.validate.machines.cuda.states import CardStates
+from simcore.validate.machines.here import operands_of, reported
 from simcore.validate.timing.allocator import take_memory_in_segments
 from simcore.validate.timing.pace import pace
 
@@ -187,7 +187,7 @@ class RealCard:
     the api of a `Card`; `at_pace`: whether the host was at its pace before and after each run that counts
     (`simcore.validate.timing.pace`); `captured`: graphs captured in them; `memory`: how the card's memory is
     taken, in words. `compiling_s`: time of compiling beforehand; `first_runs_s`: time of first runs, which
-    compile the rest, capture and warm up."""
+    compile the rest, capture and warm up; `operands`: where those of the last run come from, in words."""
 
     repeats: int
     states: CardStates
@@ -198,6 +198,7 @@ class RealCard:
     memory: str = ""
     compiling_s: float = 0.0
     first_runs_s: float = 0.0
+    operands: str = operands_of(None)
     _case: _Case | None = field(default=None)
     _in_loops: Costs | None = field(default=None)
 
@@ -220,7 +221,7 @@ class RealCard:
             " runs were thrown away",
             "cache": "as the run itself leaves it; launches of an operator go round as many sets of operands"
             " as the L2 cache has no room for",
-            "how": f"captured graphs on streams, all ranks on one card; operands random, by seed {SEED}",
+            "how": f"captured graphs on streams, all ranks on one card; {self.operands}",
             **({"memory": self.memory} if self.memory else {}),
             **({"prepared": self._prepared} if runs else {}),
             **({"captured": f"{self.captured} graphs in runs that count"} if self.captured else {}),
@@ -243,6 +244,7 @@ class RealCard:
 
     def start(self, setup: Setup) -> Run:
         """Makes a run on the case's card, with its buffers reset."""
+        self.operands = operands_of(setup.model)
         title = setup.title or setup.case or "this case"
         case = self._case_of(setup, title)
 

@@ -1,9 +1,9 @@
 """The buffers of the models that the machine on a card runs, and a check for all that it cannot run yet.
 
-Decoders have random weights, drawn on the card. A single operator has so many sets of operands that none of
-them is in the L2 cache when all others have been read, unless they are small (`cuda_times.operands`), so that
-its times are comparable with those of a profile: each launch takes the next set; between two runs the sets
-that no launch takes are read, the last one by the operator.
+Decoders have the weights of their directory, or random ones, drawn on the card. A single operator has so many
+sets of operands that none of them is in the L2 cache when all others have been read, unless they are small
+(`cuda_times.operands`), so that its times are comparable with those of a profile: each launch takes the next
+set; between two runs the sets that no launch takes are read, the last one by the operator.
 """
 
 from collections.abc import Hashable, Sequence
@@ -142,7 +142,7 @@ class CardStates:
     def _weights_of(self, model: Decoder | ServedDecoder, sets: int, kind: str) -> list[list[Weights]]:
         """Returns at least `sets` sets of the weights of all ranks, with consecutive seeds. Keeps them until
         another model or kind is asked for, because two may not fit into memory together."""
-        drawn = drawn_of(model), kind
+        drawn = drawn_of(model), model.config.weights, kind
         if self._weights is None or self._weights[0] != drawn:
             self.forget()
             self._weights = drawn, []
@@ -158,6 +158,8 @@ class CardStates:
                 model, setup.mesh, SEED, setup.holds["context"], setup.holds["tokens"],
                 device=self.device, weights=weights,
             )  # fmt: skip
+        except InputError:
+            raise
         except ValueError as error:
             raise InputError(f"--on cuda: {error}") from None
 
@@ -171,8 +173,11 @@ class CardStates:
             # Rehearsals run as many as are captured; some that have ended are still computed.
             running = max(rounded(most, WITH_PROMPTS), rounded(most, SEQUENCES))
             positions = max(rounded_rows(holds["longest_prompt"]), holds["longest"]) + PAGE
-            cache = Cache(model, tokens, positions, running, running + most, SEED, self.device)
+            turns = weights.constants.frequencies
+            cache = Cache(model, tokens, positions, running, running + most, SEED, self.device, turns)
             return CardServedState(model, weights, cache, most)
+        except InputError:
+            raise
         except ValueError as error:
             raise InputError(f"--on cuda: strategies: {error}") from None
 
