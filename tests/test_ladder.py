@@ -14,7 +14,8 @@ from simcore.kernels.kernel import Kernel
 from simcore.machine.trace import Cause, PricedOp, Span, Trace
 from simcore.ops import op as ops
 from simcore.ops.op import Floor, Op, Price
-from simcore.studies.common import Axes, Row
+from simcore.studies.common import Axes, Row, Standing
+from simcore.validate.ladder.climb import other_best
 from simcore.validate.ladder.rungs import (
     Bounds,
     Compared,
@@ -42,6 +43,21 @@ def normed(tokens: int) -> Op:
 def covering(errors: Sequence[float], share: float) -> float:
     """The least of the errors that at least this share of them do not exceed."""
     return min(x for x in errors if sum(y <= x for y in errors) >= share * len(errors) - 1e-9)
+
+
+def test_another_best_by_prediction_is_said() -> None:
+    def best(*labels: str) -> list[Standing]:
+        return [Standing(f"at {i}", (i,), label, "", (1.0,), 1.0) for i, label in enumerate(labels)]
+
+    assert other_best(best("a", "b"), best("a", "b")) == []
+    # A place that was not predicted is no other choice.
+    assert other_best(best("a", "b"), best("a")) == []
+    said = "another strategy is best by prediction"
+    assert other_best(best("a"), best("b")) == [f"{said}: at 0: b, measured a"]
+    (five,) = other_best(best(*"aaaaa"), best(*"bbbab"))
+    assert five == (
+        f"{said} in 4 of 5 places: at 0: b, measured a; at 1: b, measured a; at 2: b, measured a; 1 more"
+    )
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 19, 20, 21, 40, 59, 60, 100, 101])

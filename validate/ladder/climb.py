@@ -26,7 +26,7 @@ from simcore.machine.trace import Trace
 from simcore.ops.op import Op, Price, Pricer, Roofline
 from simcore.scenario import Scenario
 from simcore.sim.runs import Run, Setup, Start, span_by_span
-from simcore.studies.common import FIGURE, Outcome, Progress, Row, flat, of_whole_runs
+from simcore.studies.common import FIGURE, Outcome, Progress, Row, Standing, flat, of_whole_runs
 from simcore.studies.fields import HostOverheads
 from simcore.validate.ladder.recorded import longest, price_rows, simulated_too
 from simcore.validate.ladder.rungs import Bounds, OpPoint, compared, holds, ladder, measured_prices, op_points
@@ -34,6 +34,8 @@ from simcore.validate.machines.here import Real
 from simcore.validate.timing.op_times import plain
 
 ROLE = "measured on this machine"
+# Places that a warning names.
+FEW = 3
 # Figures that split the time of a graph among its ops; on a card they are not measured.
 SPLIT = frozenset({"attention_s_per_layer", "non_attention_s_per_layer", "mixer_s", "block_s"})
 # Fields that a comparison has in other columns, or not at all.
@@ -148,6 +150,7 @@ def climb(
     place = replace(place, described=lambda: {**real.described, "replayed_with": described})
     at_prices = assemble(scenario, where).study.run(progress)
     predicted = of_whole_runs(at_prices.rows)
+    outcome.warnings = [*outcome.warnings, *other_best(outcome.standings, at_prices.standings)]
     measured = [row for row in of_whole_runs(outcome.rows) if ops is in_the_run or row.metric not in SPLIT]
     rungs = ladder(points, predicted, replayed, measured, bounds, one_by_one=one_by_one)
 
@@ -159,6 +162,22 @@ def climb(
     outcome.trace_title = at_prices.trace_title
     figures = list(_comparison(scenario.study, predicted, replayed, measured))
     return Climb(parts, outcome, place, rungs, figures, list(price_rows(points)), at_prices)
+
+
+def other_best(measured: Sequence[Standing], predicted: Sequence[Standing]) -> list[str]:
+    """Returns a warning where another strategy is best by prediction than by measurement: a ladder whose
+    rungs hold does not say that its prediction chooses well."""
+    best = {each.at: each.label for each in predicted}
+    others = [
+        f"{each.at}: {best[each.at]}, measured {each.label}"
+        if each.at
+        else f"{best['']}, measured {each.label}"
+        for each in measured
+        if best.get(each.at, each.label) != each.label
+    ]
+    places = f" in {len(others)} of {len(measured)} places" if len(measured) > 1 else ""
+    more = f"; {len(others) - FEW} more" if len(others) > FEW else ""
+    return [f"another strategy is best by prediction{places}: {'; '.join(others[:FEW])}{more}"] * bool(others)
 
 
 @dataclass
