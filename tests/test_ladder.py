@@ -47,16 +47,16 @@ def covering(errors: Sequence[float], share: float) -> float:
 
 def test_another_best_by_prediction_is_said() -> None:
     def best(*labels: str) -> list[Standing]:
-        return [Standing(f"at {i}", (i,), label, "", (1.0,), 1.0) for i, label in enumerate(labels)]
+        return [Standing(f"At {i}", (i,), label, "", (1.0,), 1.0) for i, label in enumerate(labels)]
 
     assert other_best(best("a", "b"), best("a", "b")) == []
     # A place that was not predicted is no other choice.
     assert other_best(best("a", "b"), best("a")) == []
     said = "another strategy is best by prediction"
-    assert other_best(best("a"), best("b")) == [f"{said}: at 0: b, measured a"]
+    assert other_best(best("a"), best("b")) == [f"{said}: at 0 'b', measured 'a'"]
     (five,) = other_best(best(*"aaaaa"), best(*"bbbab"))
     assert five == (
-        f"{said} in 4 of 5 places: at 0: b, measured a; at 1: b, measured a; at 2: b, measured a; 1 more"
+        f"{said} in 4 of 5 places: at 0 'b', measured 'a'; at 1 'b', measured 'a'; at 2 'b', measured 'a'; 1 more"
     )
 
 

@@ -169,9 +169,7 @@ def other_best(measured: Sequence[Standing], predicted: Sequence[Standing]) -> l
     rungs hold does not say that its prediction chooses well."""
     best = {each.at: each.label for each in predicted}
     others = [
-        f"{each.at}: {best[each.at]}, measured {each.label}"
-        if each.at
-        else f"{best['']}, measured {each.label}"
+        f"{each.at[:1].lower()}{each.at[1:]} {best[each.at]!r}, measured {each.label!r}".strip()
         for each in measured
         if best.get(each.at, each.label) != each.label
     ]
