@@ -270,7 +270,7 @@ def test_a_climb_on_a_card_measures_ops_one_by_one(tmp_path: Path, monkeypatch: 
     for batch, seconds in ((1, 0.15), (2, 0.30)):
         assert seconds < replayed[batch, "token_latency_s"] < seconds + 1.0
     assert max(row["predicted"] for row in found.comparison) < 0.01
-    assert found.place.described["replayed_with"]["wait_s"] == "0.45 (0.3 to 0.6)"
+    assert found.place.described()["replayed_with"]["wait_s"] == "0.45 (0.3 to 0.6)"
     runs = len(real.at_pace)
     assert runs >= 4
     assert found.place.described["host"] == f"at its pace before and after {runs} of {runs} runs"
@@ -315,7 +315,7 @@ def test_a_run_is_replayed_by_its_own_times_and_by_ops_one_by_one(
     # Were graphs charged once more, or verbs at what loops say, it would be seconds in place of milliseconds.
     assert of["times"] < 1e3
     assert of["times, ops one by one"] > of["times"]
-    replayed_with = found.place.described["replayed_with"]
+    replayed_with = found.place.described()["replayed_with"]
     assert replayed_with["in_graph_s"] == "0 (0 to 0)"
     assert float(replayed_with["launch_s"].split()[0]) < 0.1
     # Runs that are drawn, not reported, are charged what loops say.
