@@ -273,7 +273,7 @@ def test_a_climb_on_a_card_measures_ops_one_by_one(tmp_path: Path, monkeypatch: 
     assert found.place.described()["replayed_with"]["wait_s"] == "0.45 (0.3 to 0.6)"
     runs = len(real.at_pace)
     assert runs >= 4
-    assert found.place.described["host"] == f"at its pace before and after {runs} of {runs} runs"
+    assert found.place.described()["host"] == f"at its pace before and after {runs} of {runs} runs"
     assert {row["cache"] for row in found.prices} == {"cold"}
     assert {row["kind"] for row in found.prices} >= {"matmul", "decode_attention", "norm"}
     assert any("rotary" in warning and "no such layout" in warning for warning in found.outcome.warnings)
