@@ -493,6 +493,7 @@ class CardServedState(CardState):
             # Sequences of one row attend as in a decode step; others go to and from a row that nobody reads.
             alone = starts.diff() == 1
             self._own_rows = torch.where(alone, starts[:-1], tokens).long()
+            self._read_rows = self._own_rows.clamp(max=tokens - 1)
             self._own_lengths = torch.where(alone, self._lengths, 0)
             self._prompt_lengths = torch.where(alone, 0, self._lengths)
         self._rows = step_rows(starts, self._lengths, self._places, self.cache.known, out=rows)
@@ -540,22 +541,22 @@ class CardServedState(CardState):
         out = room[: len(q)]
         ragged_attention(q, k, v, self._starts, self._prompt_lengths, self._table, out=out)
         self._room, self._ragged = room, True
-        self._set_heads(out)
+        if not self._both:
+            self._set_heads(out)
 
     def _attend_decoding(self, op: Op) -> None:
         del op
+        if self._ragged and not self._both:
+            # Prompts alone have attended.
+            return
         k, v = self.cache.kv[self.layer]
         q = self._q.to(k.dtype)
-        if not self._both:
-            if self._ragged:
-                # Of prompts alone.
-                return
+        if not self._ragged:
             self._set_heads(decode_attention(q, k, v, self._lengths, block_table=self._table))
             return
-        rows, last = self._own_rows, len(q) - 1
-        own = q.index_select(0, rows.clamp(max=last))
+        own = q.index_select(0, self._read_rows)
         attended = decode_attention(own, k, v, self._own_lengths, block_table=self._table)
-        self._room.index_copy_(0, rows, attended)
+        self._room.index_copy_(0, self._own_rows, attended)
         self._set_heads(self._room[: len(q)])
 
     def _set_heads(self, out: Tensor) -> None:

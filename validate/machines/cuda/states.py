@@ -6,7 +6,8 @@ sets of operands that none of them is in the L2 cache when all others have been 
 set; between two runs the sets that no launch takes are read, the last one by the operator.
 """
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
@@ -99,6 +100,18 @@ class CardOperatorState(CardState):
         self._next = (self._next + 1) % len(self.sets)
 
 
+@contextmanager
+def _refused(where: str) -> Iterator[None]:
+    """Raises InputError, with `where` in front, for a model or sizes that no buffers are made for; one that
+    says where it is from stays as it is."""
+    try:
+        yield
+    except InputError:
+        raise
+    except ValueError as error:
+        raise InputError(f"{where}: {error}") from None
+
+
 @dataclass
 class CardStates:
     """Makes the states of set-ups on a card whose L2 cache has `l2_bytes`; keeps the weights of the last
@@ -152,22 +165,18 @@ class CardStates:
         return found
 
     def _decoder(self, model: Decoder, setup: Setup) -> list[CardDecoderState]:
-        try:
+        with _refused("--on cuda"):
             (weights,) = self._weights_of(model, 1, "decoder")
             return card_decoder_states(
                 model, setup.mesh, SEED, setup.holds["context"], setup.holds["tokens"],
                 device=self.device, weights=weights,
             )  # fmt: skip
-        except InputError:
-            raise
-        except ValueError as error:
-            raise InputError(f"--on cuda: {error}") from None
 
     def _served(self, model: ServedDecoder, setup: Setup) -> CardServedState:
         holds = setup.holds
         if setup.mesh.get(TENSOR, 1) != prod(setup.mesh.values()):
             raise InputError("--on cuda: devices: one server runs on a card")
-        try:
+        with _refused("--on cuda: strategies"):
             ((weights,),) = self._weights_of(model, 1, "decoder")
             tokens, most = min(holds["kv_tokens"], holds["room_tokens"]), holds["step_rows"]
             # Rehearsals run as many as are captured; some that have ended are still computed.
@@ -176,10 +185,6 @@ class CardStates:
             turns = weights.constants.frequencies
             cache = Cache(model, tokens, positions, running, running + most, SEED, self.device, turns)
             return CardServedState(model, weights, cache, most)
-        except InputError:
-            raise
-        except ValueError as error:
-            raise InputError(f"--on cuda: strategies: {error}") from None
 
     def _instances(self, model: Instances, setup: Setup) -> CardInstancesState:
         weights = self._weights_of(model.decoder, model.sets, "instances")
