@@ -51,6 +51,20 @@ def test_between_measured_rows_both_sides_count(times: Path) -> None:
     assert found == [True, True, True, False, False, False]
 
 
+def test_in_a_step_ours_may_take_longer_where_cublas_is_unsteady(times: Path) -> None:
+    """Of more than one tile of 128 columns for each of 132 multiprocessors, and of up to 24 rows."""
+    many, few = 128 * 132 + 1, 128 * 132
+    alike = [(64, n, "rows", rows, 1.05) for n in (many, few) for rows in (8, 32)]
+    write(times, *alike, (64, 2 * many, "rows", 8, 1.07))
+
+    def ours(rows: int, n: int, *, in_step: bool = True, processors: int = 132) -> bool:
+        return ours_is_faster(rows, 64, n, by_columns=False, in_step=in_step, processors=processors)
+
+    assert [ours(rows, many) for rows in (8, 24, 25, 32)] == [True, True, False, False]
+    assert [ours(8, few), ours(8, many, in_step=False), ours(8, 2 * many)] == [False] * 3
+    assert ours(8, few, processors=131)
+
+
 def test_orders_of_memory_have_times_of_their_own(times: Path) -> None:
     write(times, (64, 64, "rows", 1, 0.9), (64, 64, "columns", 1, 1.1))
     assert ours_is_faster(1, 64, 64, by_columns=False)

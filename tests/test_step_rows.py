@@ -18,6 +18,7 @@ from simcore.kernels.decoder.step_rows import (
     reference_step_rows,
     step_room,
     step_rows,
+    step_tables,
 )
 
 torch.set_num_threads(1)
@@ -85,6 +86,22 @@ def test_rows_by_hand() -> None:
 def test_more_sequences_than_rows() -> None:
     case = drawn(3, BLOCK + 9, 2)
     told(case, max(1, int(case["starts"][-1])))
+
+
+@pytest.mark.parametrize("blocks", [1, 17, BLOCK + 3])
+@pytest.mark.parametrize("sequences", [1, 12])
+def test_tables_of_a_step(sequences: int, blocks: int) -> None:
+    """Rows of tables that are part of wider ones, some of them taken twice."""
+    wide = torch.randint(1000, (9, blocks + 5), dtype=torch.int32, device=DEVICE)
+    slots = ints(*np.random.default_rng(blocks).integers(0, 9, sequences).tolist())
+    tables = wide[:, 2 : 2 + blocks]
+    assert torch.equal(step_tables(tables, slots), tables[slots.long()])
+
+
+@pytest.mark.parametrize("wrong", [tokens(3), ints(1, 2, 3), ints(*range(12)).view(3, 4).t()])
+def test_tables_that_do_not_fit(wrong: Tensor) -> None:
+    with pytest.raises(ValueError, match="tables have to be"):
+        step_tables(wrong, ints(0))
 
 
 @pytest.mark.parametrize("advance", [False, True])

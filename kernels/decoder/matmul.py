@@ -329,10 +329,12 @@ def product(
     out: Tensor | None = None,
     gate: Tensor | None = None,
     chained: bool = False,
+    in_step: bool = False,
 ) -> Tensor:
     """Returns x [m, k] times weight [k, n], plus `add` [m, n] before rounding: for few rows by `matmul`, with
-    `chained`, where that is faster (`fastest_product`) or has a `gate` (int32 [1]) to read; by cuBLAS else,
-    and for fp8 weights (x is rounded to fp8 too; the product is bf16, and nothing is added). Writes to `out`
+    `chained`, where that is faster (`fastest_product`: by itself or, `in_step`, among a step's other kernels)
+    or has a `gate` (int32 [1]) to read; by cuBLAS else, and for fp8 weights (x is rounded to fp8 too; the
+    product is bf16, and nothing is added). Writes to `out`
     [m, n] if given, which may be `add`; `add` is in the format of weight. Raises ValueError for tensors that
     do not fit, for a gate with more rows or fp8, and for fp8 with `add`."""
     m, n = x.shape[0], weight.shape[1]
@@ -353,18 +355,21 @@ def product(
     if m <= MOST_ROWS or out is not None or add is not None:
         # cuBLAS would give another size to `out`.
         _check(x, weight, add, out)
-    if gate is None and is_of_cublas(m, weight):
+    if gate is None and is_of_cublas(m, weight, in_step=in_step):
         # The memory behind `out` may belong to another tensor.
         rows = (padded(x) if out is None and add is None else x).to(weight.dtype)
         return torch.mm(rows, weight, out=out)[:m] if add is None else torch.addmm(add, rows, weight, out=out)
     return matmul(x, weight, add=add, out=out, gate=gate, chained=chained)
 
 
-def is_of_cublas(m: int, weight: Tensor) -> bool:
+def is_of_cublas(m: int, weight: Tensor, *, in_step: bool = False) -> bool:
     """Whether cuBLAS takes m rows times weight [k, n]: many rows, and few where it is faster."""
     if m > MOST_ROWS or weight.device.type != "cuda" or weight.element_size() > HALF_BYTES:
         return m > MOST_ROWS
-    return not ours_is_faster(m, *weight.shape, by_columns=is_by_columns(weight))
+    return not ours_is_faster(
+        m, *weight.shape, by_columns=is_by_columns(weight), in_step=in_step,
+        processors=gpu_of(weight).processors,
+    )  # fmt: skip
 
 
 def padded(x: Tensor) -> Tensor:
@@ -379,7 +384,7 @@ def padded(x: Tensor) -> Tensor:
 
 def _run(op: Op, x: Tensor, weight: Tensor) -> Tensor:
     del op
-    return product(x, weight)
+    return product(x, weight, in_step=True)
 
 
 def _reference(op: Op, x: Tensor, weight: Tensor) -> Tensor:

@@ -7,18 +7,18 @@
 A case decodes with sequences of unlike lengths; each launch says anew whose tokens it computes, as in a
 service when requests come and go, and is then replayed a few times. Before it comes a prompt. The kernels are
 those of the machine that serves, which read block tables, ids and rows besides what is priced
-(`buffers.cuda_served`). These come once a step, and are shared out among the kernels of LAYERS layers: of a
-model of more layers they count too much.
+(`buffers.cuda_served`). These come once a step, and are shared out among the kernels of all layers: of a
+model of fewer layers they count too little. The cache has room for ROOM tokens of each sequence, as a service
+has: with less, attention would be cut into other parts than those that are priced.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from statistics import median
 
 import torch
 
-from simcore.kernels.decoder.paged_attention import PAGE, spread
+from simcore.kernels.decoder.paged_attention import PAGE, ROOM, spread
 from simcore.machine.machine import Machine, Program
 from simcore.machine.trace import Trace
 from simcore.models.decoder_config import DecoderConfig, load_config
@@ -40,7 +40,7 @@ CASES = (
     (1, 700), (2, 700), (4, 600), (6, 600), (9, 650), (12, 700), (16, 800), (20, 700), (24, 900), (32, 800),
     (48, 1100), (64, 900),
 )  # fmt: skip
-LAYERS, LAUNCHES, REPLAYS, RUNS, SEED = 8, 12, 4, 3, 0
+LAUNCHES, REPLAYS, RUNS, SEED = 12, 4, 3, 0
 # Tokens of a prompt.
 PROMPT = 300
 # What the steps of these ops are made of.
@@ -73,13 +73,13 @@ def profile_note(found: Sequence[Costs]) -> str:
     cases = ", ".join(f"{sequences} x {tokens}" for sequences, tokens in CASES)
     each = {name: ", ".join(f"{1e6 * x[name]:.3g}" for x in found) for name in found[0]}
     costs = ", ".join(f"{name}: {us} us" for name, us in each.items())
-    of = f"{LAYERS} layers of {LLAMA[0]} with sequences x tokens of {cases}"
+    of = f"{LLAMA[0]} with sequences x tokens of {cases}"
     return f"{costs}; {of}, prompts of {PROMPT}"
 
 
 def step_costs_here(floor: Roofline, reached: Reached) -> list[Costs]:
     """Returns the costs of each case on this card. Raises the card's errors."""
-    config = replace(load_config(MODELS / f"{LLAMA[0]}.json"), layers=LAYERS)
+    config = load_config(MODELS / f"{LLAMA[0]}.json")
     return list(step_costs(steps_of(config, TorchCudaApi(), "cuda"), *alone_here(floor, reached)))
 
 
@@ -90,7 +90,7 @@ def steps_of(config: DecoderConfig, api: CudaApi, device: torch.device | str) ->
 
     def step(sequences: int, tokens: int) -> tuple[float, Sequence[Op], Costs]:
         lengths = spread(sequences * tokens, sequences)
-        positions = max(PROMPT, *lengths) + LAUNCHES * REPLAYS
+        positions = max(ROOM, PROMPT, *lengths) + LAUNCHES * REPLAYS
         # Each sequence's last block is not full, and it is given one ahead.
         kv_tokens = sum(lengths) + sequences * (LAUNCHES * REPLAYS + 2 * PAGE) + LAUNCHES * (PROMPT + PAGE)
         places = sequences + LAUNCHES

@@ -205,11 +205,11 @@ class CardDecoderState(CardState):
         target, weight = self.buffers[WRITES.get(op.name, op.name)], self._weight(op.name)
         if op.name == "down" and self.config.parallel_residual:
             # Adds the MLP's output to the attention's.
-            residual(product(source, weight, gate=gate), target, gate=gate)
+            residual(product(source, weight, gate=gate, in_step=True), target, gate=gate)
         elif weight.dtype == target.dtype:
-            product(source, weight, out=target, gate=gate)
+            product(source, weight, out=target, gate=gate, in_step=True)
         else:
-            move(product(source, weight, gate=gate), target, gate=gate)
+            move(product(source, weight, gate=gate, in_step=True), target, gate=gate)
         if op.name == "lm_head":
             # Columns beyond the vocabulary are never chosen.
             columns = self.config.vocab - self.part * target.shape[1]

@@ -38,7 +38,7 @@ from simcore.kernels.decoder.ragged_attention import ragged_attention
 from simcore.kernels.decoder.residual import residual
 from simcore.kernels.decoder.rotary import angles, rotary_append
 from simcore.kernels.decoder.slot_moves import slot_caches, slot_moves
-from simcore.kernels.decoder.step_rows import StepRows, keep_chosen, step_room, step_rows
+from simcore.kernels.decoder.step_rows import StepRows, keep_chosen, step_room, step_rows, step_tables
 from simcore.machine.machine import MAIN, Machine, Program, Ticket
 from simcore.models.served_decoder import ServedDecoder, decode_sizes, growth, step_sizes
 from simcore.ops.op import Graph, Op
@@ -415,9 +415,9 @@ class CardServedState(CardState):
         for place, ids in writes.prompts:
             cache.known[place, : len(ids)].copy_(cache.send(ids), non_blocking=True)
         if writes.entries:
-            entries = cache.send(np.array(writes.entries, np.int64)).to(cache.device, non_blocking=True)
-            blocks = cache.send(np.array(writes.blocks, np.int32)).to(cache.device, non_blocking=True)
-            cache.tables.view(-1).index_copy_(0, entries, blocks)
+            both = cache.send(np.array(writes.entries + writes.blocks, np.int64))
+            entries, blocks = both.to(cache.device, non_blocking=True).chunk(2)
+            cache.tables.view(-1).index_copy_(0, entries, blocks.int())
         if moves := writes.moves:
             pairs = cache.send(np.array(moves, np.int32).ravel())
             cache.moves.view(-1)[: len(pairs)].copy_(pairs, non_blocking=True)
@@ -497,9 +497,9 @@ class CardServedState(CardState):
             self._own_lengths = torch.where(alone, self._lengths, 0)
             self._prompt_lengths = torch.where(alone, 0, self._lengths)
         self._rows = step_rows(starts, self._lengths, self._places, self.cache.known, out=rows)
-        self._table = self.cache.tables.index_select(0, self._places)
+        self._table = step_tables(self.cache.tables, self._places)
         act = torch_dtype(self.model.dtypes.activation)
-        self.buffers = {"x": self._weight(op.name).index_select(0, rows.ids).to(act)}
+        self.buffers = {"x": self._weight(op.name)[rows.ids].to(act)}
 
     def _norm(self, op: Op) -> None:
         x, gain, eps = self.buffers["x"], self._weight(op.name), self.weights.constants.eps
@@ -515,7 +515,7 @@ class CardServedState(CardState):
         self.buffers["normed"] = norm(x, gain, eps=eps)
 
     def _multiply(self, op: Op) -> None:
-        y = product(self.buffers[READS.get(op.name, "normed")], self._weight(op.name))
+        y = product(self.buffers[READS.get(op.name, "normed")], self._weight(op.name), in_step=True)
         y = y.to(torch_dtype(self.model.dtypes.activation))
         if op.name == "down" and self.config.parallel_residual:
             y += self.buffers["y"]

@@ -13,6 +13,7 @@ A request that ends leaves the memory. With prefix caching others begin where it
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from math import isnan
 from typing import Any
 
@@ -28,18 +29,42 @@ from simcore.validate.machines.buffers.decoder import Body, bodies, check_ranks
 from simcore.validate.machines.state import State, run_kernel, torch_dtype
 from simcore.workload.requests import Batch, Request, own_text
 
+# Places among all ids at which a text may begin, and the multiplier that spreads texts over them
+# (2^64 over the golden ratio: Fibonacci hashing, Knuth, TAOCP 3, 6.4).
+TEXTS, SPREAD = 1 << 20, 0x9E3779B97F4A7C15
+
 
 def prompt_ids(request: Request, vocab: int, seed: int) -> Tensor:
-    """Returns the ids of a request's prompt, int64 [prompt_tokens]: equal where texts are equal."""
-    parts, first = [], 0
+    """Returns the ids of a request's prompt, int64 [prompt_tokens]: equal where texts are equal. They are
+    read-only."""
+    ids, parts, first = _all_ids(vocab, seed), [], 0
     for text, end in (*request.content, (own_text(request.id), request.prompt_tokens)):
         last = min(end, request.prompt_tokens)
         if last > first:
-            # torch's generators take seeds from 0 on; texts of requests are negative.
-            generator = torch.Generator().manual_seed((seed << 32) + 2 * abs(text) + (text < 0))
-            parts.append(torch.randint(vocab, (last,), generator=generator)[first:])
+            parts.append(_stretch(ids, _place(text), first, last))
             first = last
-    return torch.cat(parts)
+    return torch.cat(parts) if len(parts) > 1 else parts[0]
+
+
+@lru_cache(maxsize=4)
+def _all_ids(vocab: int, seed: int) -> Tensor:
+    """Returns the ids of which each text is a stretch. To draw those of a text when its request comes would
+    take the host of a card longer than all else that it does then."""
+    return torch.randint(vocab, (2 * TEXTS,), generator=torch.Generator().manual_seed(seed))
+
+
+def _place(text: int) -> int:
+    """Returns where a text begins among all ids."""
+    # Texts of requests are negative.
+    number = 2 * abs(text) + (text < 0)
+    return (number * SPREAD % (1 << 64)) * TEXTS >> 64
+
+
+def _stretch(ids: Tensor, place: int, first: int, last: int) -> Tensor:
+    if place + last <= len(ids):
+        return ids[place + first : place + last]
+    # A text of more than TEXTS tokens goes on at the beginning.
+    return ids[torch.arange(place + first, place + last) % len(ids)]
 
 
 def anonymous(sizes: Mapping[str, int]) -> Batch:
