@@ -3,7 +3,7 @@
 # Each target runs with the tools of the active environment.
 PYTHON ?= python
 
-.PHONY: check lint style types imports usual-tests test test-gpu mutants bench bench-compare bench-kernels
+.PHONY: check lint style types imports usual-tests test test-gpu mutants bench bench-compare bench-kernels bench-generation
 
 # Types take as long as a quarter of the tests on one core, and are looked at beside them. What a target found is
 # printed when it is done, tests as they run (the + lets them), and whichever fails, so does check.
@@ -48,3 +48,7 @@ bench-compare:
 # Kernels: checked against float64, then timed beside the public ones that are installed.
 bench-kernels:
 	$(PYTHON) -m simcore.validate.benchmarks.kernels
+
+# Continuous batching on a CUDA card, beside Hugging Face transformers if that is installed: make bench-generation OUT=rows.csv
+bench-generation:
+	$(PYTHON) -m simcore.validate.benchmarks.generation $(if $(OUT),--out $(OUT))
