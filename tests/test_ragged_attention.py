@@ -173,6 +173,20 @@ def test_a_row_that_attends_no_token_is_0() -> None:
     assert not truth(shorter)[[0, 1, 5, 6, 7]].count_nonzero()
 
 
+@interpreted
+@pytest.mark.parametrize("alone", [1, 7, 40])
+def test_rows_before_the_first_sequence_stay_as_they_are(alone: int) -> None:
+    """Sequences of one row come first and attend elsewhere: for this launch they have none."""
+    now, cached = [1] * alone + [5, 0, 33], [3] * alone + [9, 4, 0]
+    case = made(Heads(1, 4, 64), now, cached, 1, padding=3)
+    q, k, v, starts, *where = case.tensors
+    out = torch.full_like(q, math.nan)
+    ragged_attention(q, k, v, starts.clamp(min=alone), *where, out=out, config=SMALL)
+    assert out[:alone].isnan().all()
+    assert error(out[alone : case.used], truth(case)[alone : case.used]) < BARS[q.dtype]
+    assert not out[case.used :].count_nonzero()
+
+
 def test_lengths_beyond_the_table_are_cut() -> None:
     case = made(Heads(1, 4, 64), [4], [28], 1)
     q, k, v, starts, _, table = case.tensors

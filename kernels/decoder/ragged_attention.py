@@ -133,13 +133,13 @@ def ragged_attention(
 
     k, v: blocks [blocks, block_size, kv_heads, d], block_size a multiple of 16; they may be fp8, with k_scale
     and v_scale (fp32 [kv_heads]): value = stored * scale. On the device, int32: starts [sequences + 1], the
-    first row of each sequence, from 0 on, and the end of the last; lengths [sequences], the tokens of each in
+    first row of each sequence, ascending, and the end of the last; lengths [sequences], the tokens of each in
     the cache, its rows of this step included; block_table [sequences, max_blocks]. Entries of the table
     behind a sequence's tokens are not read, nor is the memory of blocks behind its last token.
 
     A sequence may have no row. Returns out, as q, in `out` if given; it is 0 for padding, the rows from
-    starts[sequences] on, and for a row that attends no token. config: the layout, by default that of
-    `ragged_config`. Raises ValueError for tensors that do not fit together.
+    starts[sequences] on, and for a row that attends no token; rows before starts[0] stay as they are. config:
+    the layout, by default that of `ragged_config`. Raises ValueError for tensors that do not fit together.
     """
     kv = _checked(q, k, v, starts, lengths, block_table, (k_scale, v_scale))
     if q.dtype == torch.float64:
@@ -212,6 +212,8 @@ def _ragged_attention_kernel(
     each = tl.arange(0, SEQUENCES)
     start = tl.load(starts_ptr + each, mask=each <= sequences, other=0)
     sequence = tl.sum(((start // ROWS + each <= tile) & (each <= sequences)).to(tl.int32)) - 1
+    if sequence < 0:
+        return
     # The last entry is where padding begins, the sequence without tokens.
     begin = tl.load(starts_ptr + sequence)
     end = tl.load(starts_ptr + sequence + 1, mask=sequence < sequences, other=rows)

@@ -6,7 +6,8 @@
 
 The device reads all of these, so one captured step serves all steps of as many rows, and the host need not
 know what was chosen. Sizes are rounded up to `SEQUENCES` and `TOKENS`; rows beyond a step's own are padding,
-which writes nothing. Steps with prompts attend with all rows in one launch (`ragged_attention`).
+which writes nothing. Rows of decoding sequences come before those of prompts. Each attend in one launch
+(`decode_attention`, `ragged_attention`).
 
 Blocks are given out here, a few ahead of the tokens; a schedule counts them but has no numbers of its own.
 What has ended, and what was sent back, gives its blocks back when others need them. Each stream has a step of
@@ -237,6 +238,11 @@ class Cache:
         return found
 
 
+def has_rows(prompt: tuple[Request, int, int]) -> bool:
+    """Whether more than one token of a prompt is computed now."""
+    return prompt[1] > 1
+
+
 def requests_of(batch: Batch) -> Iterator[Request]:
     """Yields the requests of a batch."""
     yield from (request for request, *_ in batch.prompts)
@@ -344,13 +350,6 @@ class CardServedState(CardState):
         cache.free_blocks += self._returned
         self._returned.clear()
         places, lengths, ends, rows = list[int](), list[int](), list[int](), list[int]()
-        for request, tokens, first in batch.prompts:
-            places.append(cache.of(request, first + tokens, 0, writes).place)
-            lengths.append(first + tokens)
-            # A sequence of no request has no end.
-            last = request.prompt_tokens + request.generated
-            ends.append(int(first + tokens == last and request.id >= 0))
-            rows.append(tokens)
         decoding, ahead = [], self._ahead(batch)
         for request, cached in batch.decoding:
             last = min(cached + 1 + ran, batch.slot_tokens or cache.positions)
@@ -360,6 +359,14 @@ class CardServedState(CardState):
             lengths.append(last)
             ends.append(1)
             rows.append(1)
+        # Sequences of one row come first (`_attend_prompts`).
+        for request, tokens, first in sorted(batch.prompts, key=has_rows):
+            places.append(cache.of(request, first + tokens, 0, writes).place)
+            lengths.append(first + tokens)
+            # A sequence of no request has no end.
+            last = request.prompt_tokens + request.generated
+            ends.append(int(first + tokens == last and request.id >= 0))
+            rows.append(tokens)
         if batch.moved:
             self._give_other_blocks(batch, writes)
         writes.step = self._step_of(places, lengths, ends, rows)
@@ -487,15 +494,12 @@ class CardServedState(CardState):
         rows = step_room(tokens, self._count, self.cache.known)
         starts = self._of_step(3, self._count + 1)
         self._places, self._lengths = self._of_step(0, self._count), self._of_step(1, self._count)
-        self._starts, self._ragged = starts, False
-        self._prompt_lengths = self._lengths
+        self._starts, self._prompt_starts, self._ragged = starts, starts, False
         if self._both:
-            # Sequences of one row attend as in a decode step; others go to and from a row that nobody reads.
+            # Sequences of one row attend as in a decode step, others from the rows behind them.
             alone = starts.diff() == 1
-            self._own_rows = torch.where(alone, starts[:-1], tokens).long()
-            self._read_rows = self._own_rows.clamp(max=tokens - 1)
-            self._own_lengths = torch.where(alone, self._lengths, 0)
-            self._prompt_lengths = torch.where(alone, 0, self._lengths)
+            self._own_lengths = torch.where(alone, self._lengths, 0)[:tokens]
+            self._prompt_starts = torch.maximum(starts, alone.sum(dtype=torch.int32))
         self._rows = step_rows(starts, self._lengths, self._places, self.cache.known, out=rows)
         self._table = step_tables(self.cache.tables, self._places)
         act = torch_dtype(self.model.dtypes.activation)
@@ -533,31 +537,28 @@ class CardServedState(CardState):
         )  # fmt: skip
 
     def _attend_prompts(self, op: Op) -> None:
-        """Attends with prompts; where sequences decode besides, their rows are 0 until they attend."""
+        """Attends with prompts, and with the decoding sequences of the same step: these have the first rows.
+        They attend before, because entries behind theirs write zeros where the rows of prompts begin."""
         del op
         k, v = self.cache.kv[self.layer]
         q = self._q.to(k.dtype)
-        room = q.new_empty(len(q) + self._both, *q.shape[1:])
-        out = room[: len(q)]
-        ragged_attention(q, k, v, self._starts, self._prompt_lengths, self._table, out=out)
-        self._room, self._ragged = room, True
-        if not self._both:
-            self._set_heads(out)
+        out = torch.empty_like(q)
+        if self._both:
+            own = len(self._own_lengths)
+            decode_attention(
+                q[:own], k, v, self._own_lengths, block_table=self._table[:own], out=out[:own]
+            )  # fmt: skip
+        ragged_attention(q, k, v, self._prompt_starts, self._lengths, self._table, out=out)
+        self._ragged = True
+        self._set_heads(out)
 
     def _attend_decoding(self, op: Op) -> None:
         del op
-        if self._ragged and not self._both:
-            # Prompts alone have attended.
+        if self._ragged:
             return
         k, v = self.cache.kv[self.layer]
-        q = self._q.to(k.dtype)
-        if not self._ragged:
-            self._set_heads(decode_attention(q, k, v, self._lengths, block_table=self._table))
-            return
-        own = q.index_select(0, self._read_rows)
-        attended = decode_attention(own, k, v, self._own_lengths, block_table=self._table)
-        self._room.index_copy_(0, self._own_rows, attended)
-        self._set_heads(self._room[: len(q)])
+        out = decode_attention(self._q.to(k.dtype), k, v, self._lengths, block_table=self._table)
+        self._set_heads(out)
 
     def _set_heads(self, out: Tensor) -> None:
         self.buffers["heads"] = out.flatten(1).to(torch_dtype(self.model.dtypes.activation))
