@@ -274,7 +274,9 @@ class Burst(NamedTuple):
     @classmethod
     def of(cls, batch: Batch, held: Sequence[Held], lengths: Sequence[int], replay: int) -> "Burst":
         """Returns the burst of a batch, if all its sequences grow by a token each replay."""
-        grow = not batch.prompts and all(length < (batch.slot_tokens or inf) for length in lengths)
+        if batch.prompts:
+            return NO_BURST
+        grow = all(length < (batch.slot_tokens or inf) for length in lengths)
         rooms = [len(each.blocks) * PAGE for each in held]
         return cls(batch if grow else None, np.array(lengths), np.array(rooms), replay)
 
@@ -349,16 +351,9 @@ class CardServedState(CardState):
         cache.computed[self.stream] = batch
         cache.free_blocks += self._returned
         self._returned.clear()
-        places, lengths, ends, rows = list[int](), list[int](), list[int](), list[int]()
-        decoding, ahead = [], self._ahead(batch)
-        for request, cached in batch.decoding:
-            last = min(cached + 1 + ran, batch.slot_tokens or cache.positions)
-            held = cache.of(request, last, ahead if request.id >= 0 else 0, writes)
-            decoding.append(held)
-            places.append(held.place)
-            lengths.append(last)
-            ends.append(1)
-            rows.append(1)
+        decoding, lengths = self._decoding_of(batch, ran, writes)
+        places = [held.place for held in decoding]
+        ends, rows = [1] * len(places), [1] * len(places)
         # Sequences of one row come first (`_attend_prompts`).
         for request, tokens, first in sorted(batch.prompts, key=has_rows):
             places.append(cache.of(request, first + tokens, 0, writes).place)
@@ -377,6 +372,21 @@ class CardServedState(CardState):
         self._count = self._bound.get("rows", 0)
         self._both = bool(batch.prompts and batch.decoding)
         return partial(self._write, writes)
+
+    def _decoding_of(self, batch: Batch, ran: int, writes: Writes) -> tuple[list[Held], list[int]]:
+        """Returns the decoding sequences of a batch after `ran` replays, with blocks for their tokens; and
+        these tokens. It is most of the host's work in a step of many sequences."""
+        cache, found, lengths = self.cache, list[Held](), list[int]()
+        known, ahead, most = cache.held, self._ahead(batch), batch.slot_tokens or cache.positions
+        for request, cached in batch.decoding:
+            last = min(cached + 1 + ran, most)
+            held = known.get(request.id)
+            if held is None or last > len(held.blocks) * PAGE:
+                held = cache.of(request, last, ahead if request.id >= 0 else 0, writes)
+            held.sent_back = request.preemptions
+            found.append(held)
+            lengths.append(last)
+        return found, lengths
 
     def _ahead(self, batch: Batch) -> int:
         return min(AHEAD, len(self.cache.free_blocks) // (4 * max(1, len(batch.decoding))))
