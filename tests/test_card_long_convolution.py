@@ -183,6 +183,38 @@ def test_launches_of_several_positions_give_the_same_on_a_real_card(
     same_as_on_the_cpu(name, block, batch, prompt, "cuda", dtype, one_launch, several)
 
 
+def error_of_activations(layers: int, channels: int, tokens: int, device: str) -> float:
+    """By how much all activations of a generation by tiles, in fp32 and with steps in one launch, differ from
+    those of the lazy algorithm in float64, relative to the larger norm, in the worst layer."""
+    sides = [1 << i for i in range(tokens.bit_length())]
+    tiles = tuple((side, "flash_conv" if side <= 64 else "flash_fft") for side in sides)
+    model = LongConvolution(
+        layers, channels, tokens, dtype="fp32", tiles=tiles, one_launch=True, tokens_per_launch=16
+    )
+    plain = replace(model, dtype="fp64", tiles=(), one_launch=False, tokens_per_launch=1)
+    found = twice(model, "fractal", device)[0].inner.a.double()
+    expected = twice(plain, "lazy", device)[0].inner.a
+    assert found.shape == expected.shape
+    assert expected.abs().amax((1, 2, 3)).min() > 0.0
+    each = (found - expected).flatten(1).norm(dim=1) / expected.flatten(1).norm(dim=1)
+    return float(each.max())
+
+
+def test_activations_are_those_of_lazy_in_float64() -> None:
+    assert error_of_activations(4, 16, 300, "cpu") < 1e-5
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not HAS_GPU, reason="needs a CUDA device")
+@pytest.mark.parametrize(("layers", "channels"), [(18, 256), (36, 768)])
+def test_activations_of_4096_tokens_on_a_real_card(
+    layers: int, channels: int, record_property: Callable[[str, object], None]
+) -> None:
+    error = error_of_activations(layers, channels, 4096, "cuda")
+    record_property("error", error)
+    assert error < 1e-4
+
+
 @pytest.mark.parametrize(
     ("tokens", "name", "others"),
     [
