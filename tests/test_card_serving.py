@@ -14,13 +14,7 @@ from simcore.models.served_decoder import ServedDecoder
 from simcore.ops.op import Op
 from simcore.scenario import Scenario, parse_scenario
 from simcore.studies.common import Outcome
-from simcore.validate.machines.buffers.cuda_served import (
-    WITH_PROMPTS,
-    captured_ops,
-    prompt_steps,
-    rounded,
-    rounded_rows,
-)
+from simcore.validate.machines.buffers.cuda_served import captured_ops, prompt_steps, rounded, rounded_rows
 from simcore.validate.machines.cuda.runs import RealCard
 from simcore.validate.machines.cuda.states import CardStates, check_card_runs
 from simcore.validate.timing.precompile import launched
@@ -134,7 +128,7 @@ def test_steps_are_captured_for_all_that_may_come() -> None:
     steps = prompt_steps(100, 700)
     for rows in range(1, 701):
         for sequences in (1, 3, min(rows, 100)):
-            assert (rounded_rows(rows), rounded(sequences, WITH_PROMPTS)) in steps
+            assert (rounded_rows(rows), rounded(sequences, (8, 32, 128, 256))) in steps
 
 
 def test_kernels_are_compiled_for_the_captured_sizes(tmp_path: Path) -> None:

@@ -72,8 +72,8 @@ SEQUENCES = (
     *range(288, 1025, 32),
     *range(1152, 4097, 128),
 )
-WITH_PROMPTS = (8, 32, 64, 128, 256, 512, 1024, 2048, 4096)
-TOKENS = (*range(16, 513, 16), *range(640, 2049, 128))
+WITH_PROMPTS = (8, 32, 128, 256, 512, 1024, 2048, 4096)
+TOKENS = (*range(16, 257, 16), *range(288, 513, 32), *range(640, 2049, 128))
 # The layer, the sequences of a step, and whether both prompts and decoding sequences are in it.
 Key = tuple[int, int, bool]
 # Steps of more rows are launched anew each time: the host is then the faster one, and lengths are many.
