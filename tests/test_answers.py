@@ -22,7 +22,13 @@ from simcore.schedules.temporal_fusion import temporal_fusion
 from simcore.validate.machines.buffers import cuda_served
 from simcore.validate.machines.buffers.cuda_served import Cache, CardServedState, Writes
 from simcore.validate.machines.buffers.decoder import shards
-from simcore.validate.machines.buffers.served import ServedState, anonymous, prompt_ids, served_states
+from simcore.validate.machines.buffers.served import (
+    ServedState,
+    _stretch,
+    anonymous,
+    prompt_ids,
+    served_states,
+)
 from simcore.validate.machines.cpu.machine import TorchRun
 from simcore.validate.machines.cuda.cuda_api import TorchCudaApi
 from simcore.validate.machines.cuda.machine import Card
@@ -200,10 +206,67 @@ def test_a_request_that_was_sent_back_keeps_the_blocks_in_which_it_goes_on() -> 
     assert state.cache.held[0].blocks == held
 
 
-def small_state(places: int = 6) -> CardServedState:
-    model = ServedDecoder(replace(GQA, layers=1), dtypes=F32)
+def small_state(places: int = 6, layers: int = 1) -> CardServedState:
+    model = ServedDecoder(replace(GQA, layers=layers), dtypes=F32)
     weights = shards(model.config, model.dtypes, 1, model.style, SEED)[0]
     return CardServedState(model, weights, Cache(model, 400, 100, 8, places, SEED, "cpu"), 8)
+
+
+def test_a_step_of_decoding_rows_and_chunks_of_many_rows_and_of_one() -> None:
+    """A chunk of one row, as budgets leave at the end of a prompt, stands behind a longer one. All K and V of
+    the second layer are those of prompts by themselves."""
+    state, api = small_state(layers=2), FakeCudaApi(3)
+    decodes, longer, last = (Request(i, 0.0, prompt, 4, 4) for i, prompt in enumerate((7, 9, 6)))
+
+    def program(m: Machine) -> Program:
+        model = state.model
+        for request, tokens in ((decodes, 7), (last, 5)):
+            batch = partial(Batch, [(request, tokens, 0)])
+            yield m.wait(m.launch(model.prefill, sizes=step_sizes(0, 0, [(tokens, 0)], 1), batch=batch))
+        batch = partial(Batch, [(longer, 9, 0), (last, 1, 5)], [(decodes, 7)])
+        sizes = step_sizes(1, 8, [(9, 0), (1, 5)], 2)
+        yield m.wait(m.launch(model.mixed, sizes=sizes, batch=batch))
+
+    Card([state], api, mesh={"tensor": 1}).start().run(program)
+    known, alone = state.cache.known, Alone(state.config)
+    for request, count in ((decodes, 2), (longer, 1), (last, 1)):
+        prompt = prompt_ids(request, state.config.vocab, SEED).tolist()
+        place, first = state.cache.held[request.id].place, request.prompt_tokens
+        assert known[place, first : first + count].tolist() == alone.answer(prompt, count), request.id
+    kept = [state.cache.kv[1, :, state.cache.held[i].blocks[0], : (8, 9, 6)[i]].clone() for i in range(3)]
+    state.reset()
+    api = FakeCudaApi(3)
+
+    def one_by_one(m: Machine) -> Program:
+        model = state.model
+        for request in (decodes, longer, last):
+            tokens = request.prompt_tokens
+            batch = partial(Batch, [(request, tokens, 0)])
+            yield m.wait(m.launch(model.prefill, sizes=step_sizes(0, 0, [(tokens, 0)], 1), batch=batch))
+
+    Card([state], api, mesh={"tensor": 1}).start().run(one_by_one)
+    for i, request in enumerate((decodes, longer, last)):
+        tokens = request.prompt_tokens
+        expected = state.cache.kv[1, :, state.cache.held[i].blocks[0], :tokens]
+        assert torch.allclose(kept[i][:, :tokens], expected, rtol=1e-4, atol=1e-5), i
+
+
+def test_prompts_of_a_step_get_their_blocks_before_others_get_some_ahead(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Four sequences come to the end of their blocks as a prompt of twelve comes; there are sixteen left."""
+    monkeypatch.setattr(cuda_served, "PAGE", 16)
+    model = ServedDecoder(replace(GQA, layers=1), dtypes=F32)
+    weights = shards(model.config, model.dtypes, 1, model.style, SEED)[0]
+    cache = Cache(model, 16 * 12, 300, 8, 9, SEED, "cpu")
+    state = CardServedState(model, weights, cache, 8)
+    requests_ = [Request(i, 0.0, 16, 9, 9) for i in range(4)]
+    state.begin(Batch([(r, 16, 0) for r in requests_]), step_sizes(0, 0, [(16, 0)] * 4, 4), 0)
+    del cache.free_blocks[16:]
+    prompt = Request(9, 0.0, 16 * 12, 1, 1)
+    batch = Batch([(prompt, 192, 0)], [(r, 16) for r in requests_])
+    state.begin(batch, step_sizes(4, 4 * 17, [(192, 0)], 1), 0)
+    assert [len(cache.held[i].blocks) for i in (9, 0, 1, 2, 3)] == [12, 2, 2, 2, 2]
 
 
 NAMES = list(schedules(Random(0)))
@@ -254,6 +317,13 @@ def test_turns_that_begin_with_what_is_cached_are_answered_as_if_nothing_were() 
         ids = ids + alone.answer(ids, r.output_tokens)
         assert ids[r.prompt_tokens :] == state.answers[r.id]
     assert state.answers[3] == alone.answer(prompt_ids(wanted[3], 53, SEED).tolist(), 4)
+
+
+@pytest.mark.parametrize("first", [0, 5])
+def test_a_text_longer_than_all_ids_goes_on_at_their_beginning(first: int) -> None:
+    ids, place = torch.arange(10), 7
+    assert _stretch(ids, place, first, 13).tolist() == [(place + i) % 10 for i in range(first, 13)]
+    assert _stretch(ids, 2, 1, 8).tolist() == [3, 4, 5, 6, 7, 8, 9]
 
 
 def test_equal_texts_are_equal_prompts() -> None:

@@ -63,6 +63,10 @@ def test_in_a_step_ours_may_take_longer_where_cublas_is_unsteady(times: Path) ->
     assert [ours(rows, many) for rows in (8, 24, 25, 32)] == [True, True, False, False]
     assert [ours(8, few), ours(8, many, in_step=False), ours(8, 2 * many)] == [False] * 3
     assert ours(8, few, processors=131)
+    write(times, (64, many, "columns", 8, 1.05))
+    ours_is_faster.cache_clear()
+    fastest_product._measured.cache_clear()
+    assert not ours_is_faster(8, 64, many, by_columns=True, in_step=True)
 
 
 def test_orders_of_memory_have_times_of_their_own(times: Path) -> None:

@@ -98,10 +98,19 @@ def test_tables_of_a_step(sequences: int, blocks: int) -> None:
     assert torch.equal(step_tables(tables, slots), tables[slots.long()])
 
 
-@pytest.mark.parametrize("wrong", [tokens(3), ints(1, 2, 3), ints(*range(12)).view(3, 4).t()])
-def test_tables_that_do_not_fit(wrong: Tensor) -> None:
-    with pytest.raises(ValueError, match="tables have to be"):
-        step_tables(wrong, ints(0))
+@pytest.mark.parametrize(
+    ("tables", "slots", "says"),
+    [
+        (tokens(3), ints(0), "tables have to be"),
+        (ints(1, 2, 3), ints(0), "tables have to be"),
+        (ints(*range(12)).view(3, 4).t(), ints(0), "tables have to be"),
+        (ints(*range(12)).view(3, 4)[:, :0], ints(0), "tables have to be"),
+        (ints(*range(12)).view(3, 4), torch.zeros(1, dtype=torch.int64, device=DEVICE), "slots"),
+    ],
+)
+def test_tables_that_do_not_fit(tables: Tensor, slots: Tensor, says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        step_tables(tables, slots)
 
 
 @pytest.mark.parametrize("advance", [False, True])

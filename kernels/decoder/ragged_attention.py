@@ -325,7 +325,8 @@ def reference_ragged_attention(
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
 ) -> Tensor:
-    """As `ragged_attention`, sequence by sequence in plain torch; any float dtype, float64 is the truth."""
+    """As `ragged_attention`, sequence by sequence in plain torch; any float dtype, float64 is the truth. Rows
+    before starts[0] are 0."""
     kv = _checked(q, k, v, starts, lengths, block_table, (k_scale, v_scale))
     out, ends = torch.zeros_like(q), starts.tolist()
     for sequence, length in enumerate(lengths.clamp(0, kv.capacity).tolist()):

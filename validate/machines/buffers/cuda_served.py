@@ -238,8 +238,8 @@ class Cache:
         return found
 
 
-def has_rows(prompt: tuple[Request, int, int]) -> bool:
-    """Whether more than one token of a prompt is computed now."""
+def has_more_rows(prompt: tuple[Request, int, int]) -> bool:
+    """Whether more than one token of a prompt is computed now; none has no token."""
     return prompt[1] > 1
 
 
@@ -351,17 +351,12 @@ class CardServedState(CardState):
         cache.computed[self.stream] = batch
         cache.free_blocks += self._returned
         self._returned.clear()
+        # Prompts get their blocks first: decoding sequences get some ahead of what they need.
+        prompts, more, ends, rows = self._prompts_of(batch, writes)
         decoding, lengths = self._decoding_of(batch, ran, writes)
-        places = [held.place for held in decoding]
-        ends, rows = [1] * len(places), [1] * len(places)
-        # Sequences of one row come first (`_attend_prompts`).
-        for request, tokens, first in sorted(batch.prompts, key=has_rows):
-            places.append(cache.of(request, first + tokens, 0, writes).place)
-            lengths.append(first + tokens)
-            # A sequence of no request has no end.
-            last = request.prompt_tokens + request.generated
-            ends.append(int(first + tokens == last and request.id >= 0))
-            rows.append(tokens)
+        # Rows of decoding sequences come first.
+        places, ones = [held.place for held in (*decoding, *prompts)], [1] * len(decoding)
+        lengths, ends, rows = lengths + more, ones + ends, ones + rows
         if batch.moved:
             self._give_other_blocks(batch, writes)
         writes.step = self._step_of(places, lengths, ends, rows)
@@ -373,6 +368,19 @@ class CardServedState(CardState):
         self._both = bool(batch.prompts and batch.decoding)
         return partial(self._write, writes)
 
+    def _prompts_of(self, batch: Batch, writes: Writes) -> tuple[list[Held], list[int], list[int], list[int]]:
+        """Returns the prompts of a batch, those of one row first (`_attend_prompts`), with blocks for their
+        tokens; and of each its tokens in all, whether it comes to its end, and its rows."""
+        found, lengths, ends, rows = list[Held](), list[int](), list[int](), list[int]()
+        for request, tokens, first in sorted(batch.prompts, key=has_more_rows):
+            found.append(self.cache.of(request, first + tokens, 0, writes))
+            lengths.append(first + tokens)
+            # A sequence of no request has no end.
+            last = request.prompt_tokens + request.generated
+            ends.append(int(first + tokens == last and request.id >= 0))
+            rows.append(tokens)
+        return found, lengths, ends, rows
+
     def _decoding_of(self, batch: Batch, ran: int, writes: Writes) -> tuple[list[Held], list[int]]:
         """Returns the decoding sequences of a batch after `ran` replays, with blocks for their tokens; and
         these tokens. It is most of the host's work in a step of many sequences."""
@@ -383,7 +391,8 @@ class CardServedState(CardState):
             held = known.get(request.id)
             if held is None or last > len(held.blocks) * PAGE:
                 held = cache.of(request, last, ahead if request.id >= 0 else 0, writes)
-            held.sent_back = request.preemptions
+            else:
+                held.sent_back = request.preemptions
             found.append(held)
             lengths.append(last)
         return found, lengths
