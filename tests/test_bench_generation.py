@@ -9,11 +9,13 @@ import sys
 from dataclasses import asdict, replace
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 import yaml
+from torch._dynamo.utils import counters
 
 from simcore.input.files import InputError
 from simcore.scenario import load_scenario
@@ -36,7 +38,7 @@ from simcore.validate.benchmarks.generation import (
 from simcore.validate.benchmarks.transformers_generation import Asked, Timed, in_batches, padded
 from simcore.validate.machines.cuda.runs import RealCard
 from simcore.validate.machines.cuda.states import CardStates
-from simcore.validate.program import run, write_csv
+from simcore.validate.program import partial_of, run, write_csv
 from simcore.workload.arrivals import draw
 from tests.fake_card import FakeCudaApi
 from tests.thorough import slow
@@ -117,12 +119,40 @@ def test_static_batches_hold_each_request_and_its_longest_answer(
     assert len({len(batch.places) for batch in batches}) == 1
     for batch in batches:
         assert batch.steps == max(asked.output_tokens[place] for place in batch.places)
+        assert batch.length == max(len(asked.prompts[place]) for place in batch.places)
         assert batch.length + batch.steps <= asked.longest
         ids, mask = padded(asked, batch, "cpu")
         assert ids.shape == mask.shape == (len(batch.places), batch.length)
         for place, row, one in zip(batch.places, ids.tolist(), mask.tolist(), strict=True):
             assert row[batch.length - sum(one) :] == list(asked.prompts[place])
             assert one == sorted(one)
+
+
+class Compiles:
+    """A model whose `generate` makes graphs: in a first run two, and later as many as it is told."""
+
+    device = torch.device("cpu")
+    config = SimpleNamespace(vocab_size=96)
+
+    def __init__(self, later: int) -> None:
+        self.later = later
+        self.lengths: list[int] = []
+
+    def generate(self, *, input_ids: torch.Tensor, max_new_tokens: int, **_: Any) -> torch.Tensor:
+        graphs = self.later if input_ids.shape[1] in self.lengths else 2
+        counters["stats"]["unique_graphs"] += graphs
+        self.lengths.append(input_ids.shape[1])
+        return torch.nn.functional.pad(input_ids, (0, max_new_tokens), value=1)
+
+
+@pytest.mark.parametrize(("later", "says"), [(0, ""), (3, ", 6 graphs compiled in it")])
+def test_what_was_compiled_in_the_run_that_counts_is_said(later: int, says: str) -> None:
+    asked = Asked(((1, 2, 3), (4, 5, 6), (7,), (8, 9)), (7, 2, 1, 4))
+    model = Compiles(later)
+    found = transformers_generation.static(asked, model, size=2)
+    assert found.generated == asked.output_tokens
+    assert model.lengths == [3, 2, 3, 2]
+    assert found.config == f"2 batches of 2 in order of arrival, 22 tokens computed{says}"
 
 
 # -- what is counted -------------------------------------------------------------------------------------
@@ -399,3 +429,82 @@ def test_where_ours_fails_so_does_the_program_with_its_table(
         "",
         BORN["device"],
     )
+
+
+def answers(monkeypatch: pytest.MonkeyPatch, *found: float | str | BaseException) -> list[str]:
+    """Has methods end, one after another, with their seconds, a note or an exception. Returns the list of
+    those that ran."""
+    ran, left = list[str](), list(found)
+
+    def in_its_process(command: Any, row: Row, limit_s: float) -> Line | str:
+        ran.append(row.method)
+        one = left.pop(0)
+        if isinstance(one, BaseException):
+            raise one
+        return one if isinstance(one, str) else Line(replace(row, output_tokens=9, seconds=one), BORN)
+
+    monkeypatch.setattr(generation, "in_a_process", in_its_process)
+    return ran
+
+
+@emulated
+@pytest.mark.usefixtures("card")
+def test_an_interrupted_run_keeps_its_lines_and_an_earlier_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "found.csv"
+    out.write_text("earlier\n", encoding="utf-8")
+    words = [str(written(tmp_path)), "--requests", "3", "--methods", "ours,static", "--out", str(out)]
+    answers(monkeypatch, 1.0, KeyboardInterrupt())
+    assert called(monkeypatch, *words) == 130
+    assert out.read_text(encoding="utf-8") == "earlier\n"
+    (row,) = csv.DictReader(partial_of(out).read_text(encoding="utf-8").splitlines())
+    assert (row["method"], row["seconds"]) == ("ours", "1.0")
+
+    answers(monkeypatch, 1.0, 2.0)
+    assert called(monkeypatch, *words) == 0
+    rows = csv.DictReader(out.read_text(encoding="utf-8").splitlines())
+    assert [(row["method"], row["ours_over_it"]) for row in rows] == [("ours", "1.0"), ("static", "2.0")]
+    assert not partial_of(out).exists()
+
+
+@emulated
+@pytest.mark.usefixtures("card")
+@pytest.mark.parametrize(
+    ("methods", "found", "code"),
+    [
+        ("static,continuous", ("broken", "broken"), 1),
+        ("static,continuous", ("broken", 2.0), 0),
+        ("ours,continuous", ("broken", 2.0), 1),
+        ("ours,continuous", (1.0, "broken"), 0),
+    ],
+)
+def test_the_program_fails_if_ours_does_or_all_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, methods: str, found: tuple[float | str, ...], code: int
+) -> None:
+    ran = answers(monkeypatch, *found)
+    assert called(monkeypatch, str(written(tmp_path)), "--requests", "3", "--methods", methods) == code
+    assert ran == methods.split(",")
+
+
+@emulated
+@pytest.mark.usefixtures("card")
+def test_a_card_that_the_catalogue_lacks_is_said_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def none() -> str:
+        raise InputError("no device of the catalogue is a GTX 970")
+
+    monkeypatch.setattr(generation, "this_card", none)
+    ran = answers(monkeypatch, 1.0)
+    assert called(monkeypatch, str(written(tmp_path))) == 2
+    assert capfd.readouterr().err.splitlines() == ["error: no device of the catalogue is a GTX 970"]
+    assert ran == []
+
+
+@emulated
+@pytest.mark.usefixtures("card")
+def test_by_default_batches_are_by_length(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran = answers(monkeypatch, 1.0, 2.0, 3.0)
+    assert called(monkeypatch, str(written(tmp_path)), "--requests", "3") == 0
+    assert ran == ["ours", "continuous", "static_sorted"]

@@ -8,21 +8,29 @@
 
 The scenario gives model, number format, lengths of prompts and answers, and the continuous batching that is
 compared: its first strategy of that kind. All requests are there at once: ours come at RATE_PER_S. Weights
-are random, of the same shapes but not the same numbers, so tokens cannot be compared. What is checked is that
-each request got as many as it asked for. `transformers_generation` says how transformers runs.
+are random, of the same shapes but not the same numbers, so tokens cannot be compared. What is checked, of
+transformers only, is that each request got as many as it asked for. `transformers_generation` says how
+transformers runs.
 
 Two differences are in our favour. Ours knows the length of each answer beforehand, so that its host need not
 read tokens: they stay in the card's memory, while transformers brings those of each step to the host or looks
 there for an end. And tokens of ours are not counted on the card: they are those that finished requests asked
 for, as the laws of a serving run hold them to the steps that were launched.
 
-Each method has a process of its own: what one holds, or breaks, is gone before the next begins. One that
-fails has a row with its error. Exit code: 0, 1 if ours failed, 2 for bad input or without a CUDA device.
+Two more are of how transformers runs. Its continuous batching attends by `paged|sdpa` where no FlashAttention
+package is installed; `config` says by what. And its static batches are of 32 requests, however many the
+memory would hold.
+
+Each method has a process of its own: what one holds, or breaks, is gone before the next begins, and so are
+processes that it started. One that fails has a row with its error. A partial file beside FILE.csv keeps the
+rows until all are there.
+
+Exit code: 0, 1 if ours failed or all did, 2 for bad input, without a CUDA device or on one that no device of
+the catalogue describes.
 """
 
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -46,6 +54,7 @@ from simcore.scenario import load_scenario
 from simcore.studies.serving.scenario import ServingScenario
 from simcore.studies.serving.strategies import ContinuousBatching
 from simcore.terminal import BROKEN, progress
+from simcore.validate.apart import exit_code
 from simcore.validate.benchmarks import transformers_generation as peers
 from simcore.validate.benchmarks.cases import BORN
 from simcore.validate.benchmarks.run import say
@@ -55,14 +64,14 @@ from simcore.validate.calibration.cuda import this_card
 from simcore.validate.machines.buffers.served import prompt_ids
 from simcore.validate.machines.cuda.runs import RealCard, this_machine
 from simcore.validate.machines.cuda.states import SEED, check_card_runs
-from simcore.validate.program import aligned, check_out, named, run, write_csv
+from simcore.validate.program import aligned, check_out, named, partial_of, run, write_csv
 from simcore.validate.timing.precompile import compile_for
 from simcore.workload.arrivals import draw
 from simcore.workload.drawn import requests as drawn_requests
 
 OURS = "ours"
 METHODS = (OURS, *peers.BY_NAME)
-DEFAULT = f"{OURS},continuous,static"
+DEFAULT = f"{OURS},continuous,static_sorted"
 SCENARIO = Path("h200/serving")
 REQUESTS, MOST_REQUESTS, LIMIT_S = 128, 100_000, 240.0
 # So many requests a second are all there at once.
@@ -119,7 +128,7 @@ def at_once(path: Path, requests: int, device: str | None = None) -> tuple[Servi
     ]
     scenario = load_scenario(file, settings, typed=path)
     assert isinstance(scenario, ServingScenario)
-    if scenario.dtypes or (scenario.dtype or FORMATS[0]) not in FORMATS:
+    if scenario.dtypes or dtype_of(scenario) not in FORMATS:
         field = "dtypes" if scenario.dtypes else "dtype"
         raise InputError(f"{where}: {field}: one of {', '.join(FORMATS)} for all, as dtype, is needed")
     if (loads := count(scenario.workload)) != 1:
@@ -138,6 +147,11 @@ def _continuous(scenario: ServingScenario, where: str) -> ContinuousBatching:
                 raise InputError(f"{where}: strategies[{number}]: makes {variants} variants; one is needed")
             return strategy
     raise InputError(f"{where}: strategies: none is of kind continuous_batching, which is compared")
+
+
+def dtype_of(scenario: ServingScenario) -> str:
+    """Returns the number format of a scenario."""
+    return scenario.dtype or FORMATS[0]
 
 
 def model_path(scenario: ServingScenario) -> Path:
@@ -183,8 +197,8 @@ def of_method(method: str, scenario: ServingScenario, where: str, asked: Asked) 
         begun_s = time.perf_counter()
         compile_for(scenario, where, progress())
         return served(this_machine(1, compiling_s=time.perf_counter() - begun_s), scenario, where)
-    dtype = DTYPES[scenario.dtype or FORMATS[0]]
-    return peers.BY_NAME[method](asked, peers.model_of(model_path(scenario), dtype, "cuda"))
+    model = peers.model_of(model_path(scenario), DTYPES[dtype_of(scenario)], "cuda")
+    return peers.BY_NAME[method](asked, model)
 
 
 def empty_row(method: str, scenario: ServingScenario, asked: Asked) -> Row:
@@ -194,7 +208,7 @@ def empty_row(method: str, scenario: ServingScenario, asked: Asked) -> Row:
         method,
         f"{package} {version_of(package)}".strip(),
         load_config(model_path(scenario)).name,
-        scenario.dtype or FORMATS[0],
+        dtype_of(scenario),
         len(asked.prompts),
         sum(map(len, asked.prompts)),
     )
@@ -243,11 +257,8 @@ def in_a_process(command: Sequence[str], row: Row, limit_s: float) -> Line | str
     environment = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", **os.environ}
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "line.json"
-        try:
-            code = subprocess.run(
-                [*command, str(file)], timeout=limit_s, env=environment, check=False
-            ).returncode
-        except subprocess.TimeoutExpired:
+        code = exit_code([*command, str(file)], limit_s, environment)
+        if code is None:
             return f"not done after {limit_s:g} s"
         if not file.exists():
             return f"its process ended with exit code {code}"
@@ -337,13 +348,14 @@ def main(
     """Measures output tokens per second of our continuous batching and of transformers."""
     check_out(out)
     wanted = named("--methods", methods, METHODS, needed=True)
-    asked_for, where = at_once(scenario, requests)
-    asked = asked_of(asked_for)
-    rows = {method: empty_row(method, asked_for, asked) for method in wanted}
+    # What is wrong with the scenario is said without a card, too.
+    at_once(scenario, requests)
     if not torch.cuda.is_available():
         raise InputError("a CUDA device is needed; there is none here")
+    here, where = at_once(scenario, requests, this_card())
+    asked = asked_of(here)
+    rows = {method: empty_row(method, here, asked) for method in wanted}
     if line is not None:
-        here, where = at_once(scenario, requests, this_card())
         row = filled(rows[wanted[0]], asked, lambda: of_method(wanted[0], here, where, asked))
         write_text(line, json.dumps({"row": asdict(row), "born": dict(born_here())}))
         return
@@ -354,12 +366,16 @@ def main(
 
     def keep(lines: Sequence[Line]) -> None:
         if out is not None:
-            write_csv(cells(lines), out)
+            write_csv(cells(lines), partial_of(out))
 
     lines = all_methods(wanted, rows, command, limit_s, keep, born_here)
+    if out is not None:
+        write_csv(cells(lines), out)
+        partial_of(out).unlink(missing_ok=True)
     for text in table(lines):
         say(text)
-    if any(each.row.method == OURS and each.row.seconds is None for each in lines):
+    failed = {each.row.method for each in lines if each.row.seconds is None}
+    if OURS in failed or failed == set(wanted):
         raise typer.Exit(BROKEN)
 
 

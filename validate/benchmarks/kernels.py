@@ -31,11 +31,9 @@ Exit code: 0, 1 if one of our kernels was wrong or failed, 2 without a CUDA devi
 """
 
 import json
-import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -47,6 +45,7 @@ import typer
 from simcore.input.drafts import write_text
 from simcore.input.files import InputError
 from simcore.terminal import BROKEN
+from simcore.validate.apart import exit_code
 from simcore.validate.benchmarks import (
     attention,
     cases,
@@ -172,20 +171,15 @@ def run_parts(parts: Sequence[Part], bench: Bench) -> bool:
 
 def run_apart(parts: Sequence[str], options: Sequence[str], seconds: float) -> bool:
     """Runs each part in its own process with a time limit, so that a part that hangs or breaks the device
-    affects no other."""
+    affects no other; what a part started ends with it."""
     all_right = True
     with tempfile.TemporaryDirectory() as folder:
         for part in parts:
             words = ["--parts", part, "--card", str(Path(folder) / "card.json"), *options]
-            process = subprocess.Popen([sys.executable, "-m", "simcore.validate.benchmarks.kernels", *words])
-            try:
-                all_right &= process.wait(seconds) == 0
-            except subprocess.TimeoutExpired:
-                process.kill()
-                with suppress(subprocess.TimeoutExpired):
-                    process.wait(30)
+            code = exit_code([sys.executable, "-m", "simcore.validate.benchmarks.kernels", *words], seconds)
+            if code is None:
                 say(f"FAILED part {part}: not done after {seconds:.0f} s")
-                all_right = False
+            all_right &= code == 0
     return all_right
 
 

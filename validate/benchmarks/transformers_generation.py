@@ -2,14 +2,15 @@
 
     continuous     its continuous-batching manager: a paged cache, captured graphs, prompts beside answers
     static         `generate` with a static cache and a compiled decode step: batches of BATCH requests in
-                   order of arrival, all padded on the left to the longest prompt of all
-    static_sorted  the same by length of prompt, each batch padded to its own longest prompt
+                   order of arrival, each padded on the left to its own longest prompt
+    static_sorted  the same by length of prompt
 
     tokens that a static method computes = sum over batches of sequences * the longest answer
 
 The model has the shape of a config file and random weights. Decoding is greedy, and no token ends an answer.
 A first run of the same requests (of static: of their first WARM_TOKENS tokens) compiles and captures, and
-does not count. The package is no dependency of this project: it is imported when a model is made.
+does not count. What static compiles nevertheless in the run that counts is said in `config`. The package is
+no dependency of this project: it is imported when a model is made.
 """
 
 import importlib
@@ -159,7 +160,7 @@ def in_batches(asked: Asked, size: int = BATCH, *, by_length: bool = False) -> l
     """Returns all requests in batches of one size.
 
     >>> in_batches(Asked(((1,), (1, 2, 3), (1, 2)), (4, 5, 6)), 2)
-    [Batch(places=(0, 1), length=3, steps=5), Batch(places=(2, 2), length=3, steps=6)]
+    [Batch(places=(0, 1), length=3, steps=5), Batch(places=(2, 2), length=2, steps=6)]
     >>> in_batches(Asked(((1,), (1, 2, 3), (1, 2)), (4, 5, 6)), 2, by_length=True)
     [Batch(places=(0, 2), length=2, steps=6), Batch(places=(1, 1), length=3, steps=5)]
     """
@@ -170,7 +171,7 @@ def in_batches(asked: Asked, size: int = BATCH, *, by_length: bool = False) -> l
     for first in range(0, len(order), size):
         some = order[first : first + size]
         places = (*some, *some[-1:] * (size - len(some)))
-        length = max(long[place] for place in places) if by_length else max(long)
+        length = max(long[place] for place in places)
         found.append(Batch(places, length, max(asked.output_tokens[place] for place in places)))
     return found
 
@@ -202,11 +203,22 @@ def static(asked: Asked, model: Any, *, by_length: bool = False, size: int = BAT
                 found[place] = row[: asked.output_tokens[place]]
         return found
 
+    compiled_before = graphs_compiled()
     found, seconds = timed(answer, model.device.type)
+    compiled = graphs_compiled() - compiled_before
     computed = sum(len(batch.places) * batch.steps for batch in batches)
     order = "by length of prompt" if by_length else "in order of arrival"
     config = f"{len(batches)} batches of {len(batches[0].places)} {order}, {computed} tokens computed"
+    if compiled:
+        config += f", {compiled} graphs compiled in it"
     return Timed(seconds, prepared_s, lengths(found, asked, model), config)
+
+
+def graphs_compiled() -> int:
+    """Returns the graphs that torch.compile has made in this process."""
+    # Not imported above: that takes a second.
+    utils: Any = importlib.import_module("torch._dynamo.utils")
+    return int(utils.counters["stats"]["unique_graphs"])
 
 
 def _generated(model: Any, one: tuple[Tensor, Tensor], length: int, steps: int, cache_tokens: int) -> Answers:
