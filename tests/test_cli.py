@@ -99,6 +99,7 @@ def test_a_tape_is_printed(here: Path, capsys: pytest.CaptureFixture[str]) -> No
         ),
         (["plan", "quickstartt"], "quickstartt: no such file or example; did you mean 'quickstart'?"),
         (["validate", "quickstartt"], "quickstartt: no such file or example; did you mean 'quickstart'?"),
+        (["run", "h200/servin"], "h200/servin: no such file or example; did you mean 'h200/serving'?"),
         (["run", "nowhere", "--point", "1"], "nowhere: is no run directory of a plan"),
         (["run", "agents_h20"], "did you mean 'capacity/agents_h200'?"),
         (["modles"], "'modles' is neither a file nor a command nor an example; did you mean 'models'?"),
