@@ -35,11 +35,11 @@ def file_or_shipped(given: Path) -> Path:
 
 def found(given: Path) -> Path:
     """The given file or, if it does not exist, the shipped scenario of that name. Raises InputError if it is
-    neither, and looks like a name, as one in a folder that is not here does: a path that is not there is for
-    its reader to refuse."""
+    neither, and looks like a name: a path that is not there is for its reader to refuse."""
     file = file_or_shipped(given)
-    is_name = not given.suffix and (len(given.parts) == 1 or not given.parent.exists())
-    if is_name and not file.exists():
+    folder, *rest = given.parts or (".",)
+    of_a_folder = any(name.startswith(f"{folder}/") for name in names()) and not given.parent.exists()
+    if (not rest or of_a_folder) and not given.suffix and not file.exists():
         raise InputError(f"{plain(given)}: no such file or example{nearest(str(given), names())}")
     return file
 
