@@ -381,6 +381,15 @@ def test_bad_options_are_one_line(
     assert says in line
 
 
+@emulated
+def test_what_cannot_be_served_is_refused_before_a_card_is_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = written(tmp_path, model="llama-3.1-70b", device="h100-sxm")
+    assert called(monkeypatch, str(path), "--requests", "3") == 2
+    assert "do not fit into the memory of h100-sxm" in capfd.readouterr().err.splitlines()[-1]
+
+
 # -- the program, on a card that is none -----------------------------------------------------------------
 
 
@@ -418,11 +427,14 @@ def test_where_ours_fails_so_does_the_program_with_its_table(
 ) -> None:
     # The method's process finds no card.
     out = tmp_path / "found.csv"
+    out.write_text("earlier\n", encoding="utf-8")
     words = ["--requests", "3", "--methods", "ours", "--out", str(out)]
     assert called(monkeypatch, str(written(tmp_path)), *words) == 1
     printed = capfd.readouterr().out
     assert "its process ended with exit code 2" in printed
-    (row,) = csv.DictReader(out.read_text(encoding="utf-8").splitlines())
+    assert f"{out} is left as it was; the rows are in {partial_of(out)}" in printed
+    assert out.read_text(encoding="utf-8") == "earlier\n"
+    (row,) = csv.DictReader(partial_of(out).read_text(encoding="utf-8").splitlines())
     assert (row["method"], row["requests"], row["seconds"], row["device"]) == (
         "ours",
         "3",

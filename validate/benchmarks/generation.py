@@ -23,7 +23,7 @@ memory would hold.
 
 Each method has a process of its own: what one holds, or breaks, is gone before the next begins, and so are
 processes that it started. One that fails has a row with its error. A partial file beside FILE.csv keeps the
-rows until all are there.
+rows until all are there, and those of a benchmark that failed.
 
 Exit code: 0, 1 if ours failed or all did, 2 for bad input, without a CUDA device or on one that no device of
 the catalogue describes.
@@ -348,11 +348,14 @@ def main(
     """Measures output tokens per second of our continuous batching and of transformers."""
     check_out(out)
     wanted = named("--methods", methods, METHODS, needed=True)
-    # What is wrong with the scenario is said without a card, too.
-    at_once(scenario, requests)
+    # What is wrong with the scenario is said without a card, too, and what cannot be served before one is
+    # used: by simulation.
+    simulated, where = at_once(scenario, requests)
+    assemble(simulated, where).study.run(progress())
     if not torch.cuda.is_available():
         raise InputError("a CUDA device is needed; there is none here")
-    here, where = at_once(scenario, requests, this_card())
+    this_device = this_card()
+    here, where = at_once(scenario, requests, this_device)
     asked = asked_of(here)
     rows = {method: empty_row(method, here, asked) for method in wanted}
     if line is not None:
@@ -368,15 +371,18 @@ def main(
         if out is not None:
             write_csv(cells(lines), partial_of(out))
 
+    say(f"{requests:,} requests, all there at once: {here.strategies[0].label()} on {this_device}")
     lines = all_methods(wanted, rows, command, limit_s, keep, born_here)
-    if out is not None:
-        write_csv(cells(lines), out)
-        partial_of(out).unlink(missing_ok=True)
     for text in table(lines):
         say(text)
     failed = {each.row.method for each in lines if each.row.seconds is None}
     if OURS in failed or failed == set(wanted):
+        if out is not None:
+            say(f"{out} is left as it was; the rows are in {partial_of(out)}")
         raise typer.Exit(BROKEN)
+    if out is not None:
+        write_csv(cells(lines), out)
+        partial_of(out).unlink(missing_ok=True)
 
 
 if __name__ == "__main__":
