@@ -608,15 +608,16 @@ def _link(where: str, spec: DeviceSpec, name: str | None) -> Link | None:
     return found
 
 
+def model_path(name: str) -> Path:
+    """Returns the config file of a model: a path, or that of a model of the catalogue."""
+    return Path(name) if is_path(name, ".json") else MODELS / f"{name}.json"
+
+
 def _model(where: str, name: str) -> DecoderConfig:
-    if is_path(name, ".json"):
-        path = Path(name)
-    elif name in model_names():
-        path = MODELS / f"{name}.json"
-    else:
+    if not is_path(name, ".json") and name not in model_names():
         raise InputError(f"{where}: model: {unknown_name('model', name, model_names())}")
     try:
-        return load_config(path)
+        return load_config(model_path(name))
     except ValueError as error:
         raise InputError(f"{where}: model: {error}") from None
 

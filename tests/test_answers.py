@@ -206,16 +206,18 @@ def test_a_request_that_was_sent_back_keeps_the_blocks_in_which_it_goes_on() -> 
     assert state.cache.held[0].blocks == held
 
 
-def small_state(places: int = 6, layers: int = 1) -> CardServedState:
+def small_state(
+    places: int = 6, layers: int = 1, kv_tokens: int = 400, positions: int = 100
+) -> CardServedState:
     model = ServedDecoder(replace(GQA, layers=layers), dtypes=F32)
     weights = shards(model.config, model.dtypes, 1, model.style, SEED)[0]
-    return CardServedState(model, weights, Cache(model, 400, 100, 8, places, SEED, "cpu"), 8)
+    return CardServedState(model, weights, Cache(model, kv_tokens, positions, 8, places, SEED, "cpu"), 8)
 
 
 def test_a_step_of_decoding_rows_and_chunks_of_many_rows_and_of_one() -> None:
     """A chunk of one row, as budgets leave at the end of a prompt, stands behind a longer one. All K and V of
     the second layer are those of prompts by themselves."""
-    state, api = small_state(layers=2), FakeCudaApi(3)
+    state = small_state(layers=2)
     decodes, longer, last = (Request(i, 0.0, prompt, 4, 4) for i, prompt in enumerate((7, 9, 6)))
 
     def program(m: Machine) -> Program:
@@ -227,7 +229,7 @@ def test_a_step_of_decoding_rows_and_chunks_of_many_rows_and_of_one() -> None:
         sizes = step_sizes(1, 8, [(9, 0), (1, 5)], 2)
         yield m.wait(m.launch(model.mixed, sizes=sizes, batch=batch))
 
-    Card([state], api, mesh={"tensor": 1}).start().run(program)
+    Card([state], FakeCudaApi(3), mesh={"tensor": 1}).start().run(program)
     known, alone = state.cache.known, Alone(state.config)
     for request, count in ((decodes, 2), (longer, 1), (last, 1)):
         prompt = prompt_ids(request, state.config.vocab, SEED).tolist()
@@ -235,7 +237,6 @@ def test_a_step_of_decoding_rows_and_chunks_of_many_rows_and_of_one() -> None:
         assert known[place, first : first + count].tolist() == alone.answer(prompt, count), request.id
     kept = [state.cache.kv[1, :, state.cache.held[i].blocks[0], : (8, 9, 6)[i]].clone() for i in range(3)]
     state.reset()
-    api = FakeCudaApi(3)
 
     def one_by_one(m: Machine) -> Program:
         model = state.model
@@ -244,7 +245,7 @@ def test_a_step_of_decoding_rows_and_chunks_of_many_rows_and_of_one() -> None:
             batch = partial(Batch, [(request, tokens, 0)])
             yield m.wait(m.launch(model.prefill, sizes=step_sizes(0, 0, [(tokens, 0)], 1), batch=batch))
 
-    Card([state], api, mesh={"tensor": 1}).start().run(one_by_one)
+    Card([state], FakeCudaApi(3), mesh={"tensor": 1}).start().run(one_by_one)
     for i, request in enumerate((decodes, longer, last)):
         tokens = request.prompt_tokens
         expected = state.cache.kv[1, :, state.cache.held[i].blocks[0], :tokens]
@@ -256,10 +257,8 @@ def test_prompts_of_a_step_get_their_blocks_before_others_get_some_ahead(
 ) -> None:
     """Four sequences come to the end of their blocks as a prompt of twelve comes; there are sixteen left."""
     monkeypatch.setattr(cuda_served, "PAGE", 16)
-    model = ServedDecoder(replace(GQA, layers=1), dtypes=F32)
-    weights = shards(model.config, model.dtypes, 1, model.style, SEED)[0]
-    cache = Cache(model, 16 * 12, 300, 8, 9, SEED, "cpu")
-    state = CardServedState(model, weights, cache, 8)
+    state = small_state(places=9, kv_tokens=16 * 12, positions=300)
+    cache = state.cache
     requests_ = [Request(i, 0.0, 16, 9, 9) for i in range(4)]
     state.begin(Batch([(r, 16, 0) for r in requests_]), step_sizes(0, 0, [(16, 0)] * 4, 4), 0)
     del cache.free_blocks[16:]

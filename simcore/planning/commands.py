@@ -20,8 +20,8 @@ from typing import Any
 import yaml
 from pydantic.dataclasses import dataclass
 
-from simcore.assembly import MODELS
-from simcore.input.files import STRICT, is_path, read_json, read_yaml, validated
+from simcore.assembly import model_path
+from simcore.input.files import STRICT, read_json, read_yaml, validated
 from simcore.models.number_formats import number_formats
 from simcore.planning.points import Point
 from simcore.studies.serving.engines.presets import load_engine
@@ -265,7 +265,7 @@ def model_name(model: str) -> str | None:
     >>> model_name("llama-3.1-70b"), model_name("tiny-llama")
     ('meta-llama/Llama-3.1-70B', None)
     """
-    document = read_json(Path(model) if is_path(model, ".json") else MODELS / f"{model}.json")
+    document = read_json(model_path(model))
     for key, words in (("_name_or_path", ""), ("_source", "Hugging Face ")):
         given = document.get(key) if isinstance(document, dict) else None
         if isinstance(given, str) and given.startswith(words) and (found := HUGGING_FACE.match(given)):

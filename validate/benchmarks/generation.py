@@ -43,20 +43,21 @@ from typing import Annotated, Any
 import torch
 import typer
 
-from simcore.assembly import MODELS, Place, assemble
+from simcore.assembly import Place, assemble, model_path
 from simcore.input.drafts import write_text
 from simcore.input.fields import count, single_valued
-from simcore.input.files import InputError, is_path
+from simcore.input.files import InputError
 from simcore.input.shipped import found as found_scenario
 from simcore.kernels.kernel import DTYPES
 from simcore.models.decoder_config import load_config
+from simcore.models.number_formats import PLAIN
 from simcore.scenario import load_scenario
 from simcore.studies.serving.scenario import ServingScenario
 from simcore.studies.serving.strategies import ContinuousBatching
 from simcore.terminal import BROKEN, progress
 from simcore.validate.apart import exit_code
 from simcore.validate.benchmarks import transformers_generation as peers
-from simcore.validate.benchmarks.cases import BORN
+from simcore.validate.benchmarks.cases import BORN, number
 from simcore.validate.benchmarks.run import say
 from simcore.validate.benchmarks.timing import Card, birth, one_line, version_of
 from simcore.validate.benchmarks.transformers_generation import Asked, Timed
@@ -141,28 +142,23 @@ def at_once(path: Path, requests: int, device: str | None = None) -> tuple[Servi
 
 
 def _continuous(scenario: ServingScenario, where: str) -> ContinuousBatching:
-    for number, strategy in enumerate(scenario.strategies):
+    for place, strategy in enumerate(scenario.strategies):
         if isinstance(strategy, ContinuousBatching):
             if (variants := count(strategy)) != 1:
-                raise InputError(f"{where}: strategies[{number}]: makes {variants} variants; one is needed")
+                raise InputError(f"{where}: strategies[{place}]: makes {variants} variants; one is needed")
             return strategy
     raise InputError(f"{where}: strategies: none is of kind continuous_batching, which is compared")
 
 
 def dtype_of(scenario: ServingScenario) -> str:
     """Returns the number format of a scenario."""
-    return scenario.dtype or FORMATS[0]
-
-
-def model_path(scenario: ServingScenario) -> Path:
-    """Returns the config file of a scenario's model."""
-    return Path(scenario.model) if is_path(scenario.model, ".json") else MODELS / f"{scenario.model}.json"
+    return scenario.dtype or PLAIN
 
 
 def asked_of(scenario: ServingScenario) -> Asked:
     """Returns the requests of a scenario, with the prompts that ours has. Raises InputError."""
     drawn = draw(next(single_valued(scenario.workload)), scenario.seed, 0)
-    vocab = load_config(model_path(scenario)).vocab
+    vocab = load_config(model_path(scenario.model)).vocab
     every = list(drawn_requests(drawn))
     return Asked(
         tuple(tuple(prompt_ids(one, vocab, SEED).tolist()) for one in every),
@@ -197,7 +193,7 @@ def of_method(method: str, scenario: ServingScenario, where: str, asked: Asked) 
         begun_s = time.perf_counter()
         compile_for(scenario, where, progress())
         return served(this_machine(1, compiling_s=time.perf_counter() - begun_s), scenario, where)
-    model = peers.model_of(model_path(scenario), DTYPES[dtype_of(scenario)], "cuda")
+    model = peers.model_of(model_path(scenario.model), DTYPES[dtype_of(scenario)], "cuda")
     return peers.BY_NAME[method](asked, model)
 
 
@@ -207,7 +203,7 @@ def empty_row(method: str, scenario: ServingScenario, asked: Asked) -> Row:
     return Row(
         method,
         f"{package} {version_of(package)}".strip(),
-        load_config(model_path(scenario)).name,
+        load_config(model_path(scenario.model)).name,
         dtype_of(scenario),
         len(asked.prompts),
         sum(map(len, asked.prompts)),
@@ -302,19 +298,15 @@ def table(lines: Sequence[Line]) -> Iterator[str]:
     for line in lines:
         row = line.row
         numbers = [
-            _number(row.seconds, ".2f"),
-            _number(row.tokens_per_s, ",.0f"),
-            _number(row.requests_per_s, ".2f"),
-            _number(ours_over(lines, row), ".2f"),
-            _number(row.prepared_s, ".1f"),
+            number(row.seconds, ".2f"),
+            number(row.tokens_per_s, ",.0f"),
+            number(row.requests_per_s, ".2f"),
+            number(ours_over(lines, row), ".2f"),
+            number(row.prepared_s, ".1f"),
         ]
         tokens = f"{row.output_tokens:,}" if row.seconds else "-"
         text.append([row.method, f"{row.requests:,}", tokens, *numbers, row.note or row.config])
     yield from aligned(text)
-
-
-def _number(value: float | None, form: str) -> str:
-    return "-" if value is None else format(value, form)
 
 
 def all_methods(
@@ -348,10 +340,11 @@ def main(
     """Measures output tokens per second of our continuous batching and of transformers."""
     check_out(out)
     wanted = named("--methods", methods, METHODS, needed=True)
-    # What is wrong with the scenario is said without a card, too, and what cannot be served before one is
-    # used: by simulation.
-    simulated, where = at_once(scenario, requests)
-    assemble(simulated, where).study.run(progress())
+    if line is None:
+        # What is wrong with the scenario is said without a card, too, and what cannot be served before one is
+        # used: by simulation.
+        simulated, where = at_once(scenario, requests)
+        assemble(simulated, where).study.run(progress())
     if not torch.cuda.is_available():
         raise InputError("a CUDA device is needed; there is none here")
     this_device = this_card()
