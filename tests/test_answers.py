@@ -108,18 +108,25 @@ def requests(random: Random, *, equal: bool, count: int = 7, most: int = 12) -> 
     return [Request(i, at_s[i], random.randint(1, 20), tokens[i], tokens[i]) for i in range(count)]
 
 
+def api_of(kind: str) -> Any:
+    return TorchCudaApi() if kind == "cuda" else FakeCudaApi(3)
+
+
 def on_card(
     kind: str, schedule: Callable[..., Program], model: ServedDecoder, wanted: list[Request]
 ) -> tuple[dict[int, list[int]], Cache]:
     """The answers of a card, and its cache: in Triton's interpreter on a card that is none, or of the real
     one. Few places, so that later requests take those of earlier ones."""
-    api: Any = TorchCudaApi() if kind == "cuda" else FakeCudaApi(3)
     device = "cuda" if kind == "cuda" else "cpu"
     config = model.config
     weights = shards(config, model.dtypes, 1, model.style, SEED)[0].to(device)
     cache = Cache(model, 4 * SLOT, SLOT + 8, 8, 9, SEED, device, weights.constants.frequencies)
     state = CardServedState(model, weights, cache, 8)
-    run, journal, answers = Card([state], api, mesh={"tensor": 1}).start(), Journal(), dict[int, list[int]]()
+    run, journal, answers = (
+        Card([state], api_of(kind), mesh={"tensor": 1}).start(),
+        Journal(),
+        dict[int, list[int]](),
+    )
     run.feed(0, REQUESTS, [*((r.arrival_s, r) for r in wanted), (wanted[-1].arrival_s, END)])
     journal.answered = lambda r, _: answers.update({r.id: cache.answer(r)})
     run.run(lambda m: schedule(m, model, journal))
@@ -207,17 +214,20 @@ def test_a_request_that_was_sent_back_keeps_the_blocks_in_which_it_goes_on() -> 
 
 
 def small_state(
-    places: int = 6, layers: int = 1, kv_tokens: int = 400, positions: int = 100
+    places: int = 6, layers: int = 1, kv_tokens: int = 400, positions: int = 100, device: str = "cpu"
 ) -> CardServedState:
     model = ServedDecoder(replace(GQA, layers=layers), dtypes=F32)
-    weights = shards(model.config, model.dtypes, 1, model.style, SEED)[0]
-    return CardServedState(model, weights, Cache(model, kv_tokens, positions, 8, places, SEED, "cpu"), 8)
+    weights = shards(model.config, model.dtypes, 1, model.style, SEED)[0].to(device)
+    frequencies = weights.constants.frequencies
+    cache = Cache(model, kv_tokens, positions, 8, places, SEED, device, frequencies)
+    return CardServedState(model, weights, cache, 8)
 
 
-def test_a_step_of_decoding_rows_and_chunks_of_many_rows_and_of_one() -> None:
+@pytest.mark.parametrize("kind", BOTH)
+def test_a_step_of_decoding_rows_and_chunks_of_many_rows_and_of_one(kind: str) -> None:
     """A chunk of one row, as budgets leave at the end of a prompt, stands behind a longer one. All K and V of
     the second layer are those of prompts by themselves."""
-    state = small_state(layers=2)
+    state, api = small_state(layers=2, device="cuda" if kind == "cuda" else "cpu"), api_of(kind)
     decodes, longer, last = (Request(i, 0.0, prompt, 4, 4) for i, prompt in enumerate((7, 9, 6)))
 
     def program(m: Machine) -> Program:
@@ -229,7 +239,7 @@ def test_a_step_of_decoding_rows_and_chunks_of_many_rows_and_of_one() -> None:
         sizes = step_sizes(1, 8, [(9, 0), (1, 5)], 2)
         yield m.wait(m.launch(model.mixed, sizes=sizes, batch=batch))
 
-    Card([state], FakeCudaApi(3), mesh={"tensor": 1}).start().run(program)
+    Card([state], api, mesh={"tensor": 1}).start().run(program)
     known, alone = state.cache.known, Alone(state.config)
     for request, count in ((decodes, 2), (longer, 1), (last, 1)):
         prompt = prompt_ids(request, state.config.vocab, SEED).tolist()
@@ -245,7 +255,7 @@ def test_a_step_of_decoding_rows_and_chunks_of_many_rows_and_of_one() -> None:
             batch = partial(Batch, [(request, tokens, 0)])
             yield m.wait(m.launch(model.prefill, sizes=step_sizes(0, 0, [(tokens, 0)], 1), batch=batch))
 
-    Card([state], FakeCudaApi(3), mesh={"tensor": 1}).start().run(one_by_one)
+    Card([state], api, mesh={"tensor": 1}).start().run(one_by_one)
     for i, request in enumerate((decodes, longer, last)):
         tokens = request.prompt_tokens
         expected = state.cache.kv[1, :, state.cache.held[i].blocks[0], :tokens]
