@@ -36,10 +36,10 @@ def tensors(found: object) -> list[Tensor]:
 
 
 def assert_right(op: Op, found: object, given: tuple[Tensor, ...]) -> None:
-    for x, truth in zip(tensors(found), tensors(TABLE[op.kind].reference(op, *given)), strict=True):
-        if op.kind == "speculative_attention" and x.shape != truth.shape:
-            # Norms come in parts, of the reference in one.
-            x = x.double().sum(-1, keepdim=True)
+    for one, truth in zip(tensors(found), tensors(TABLE[op.kind].reference(op, *given)), strict=True):
+        # Norms of a speculation come in parts, of the reference in one.
+        parts = op.kind == "speculative_attention" and one.shape != truth.shape
+        x = one.double().sum(-1, keepdim=True) if parts else one
         assert x.shape == truth.shape, (op.kind, op.shape)
         if truth.is_floating_point():
             error = float((x.double() - truth).norm() / truth.norm())
