@@ -4,6 +4,7 @@ What is queued runs later, when somebody looks; events and waits order it, and n
 that forgets to wait shows it here, sooner or later. Kernels are the references of `cuda.flag_kernels`.
 """
 
+import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -129,7 +130,8 @@ class FakeCudaApi:
         self.random, self.steps = Random(seed), steps
         self.streams: list[FakeStream] = []
 
-    def stream(self) -> FakeStream:
+    def stream(self, device: Any = None) -> FakeStream:
+        del device
         self.streams.append(FakeStream())
         return self.streams[-1]
 
@@ -137,6 +139,10 @@ class FakeCudaApi:
         event = FakeEvent()
         stream.queue.append(event)
         return event
+
+    def where(self, event: FakeEvent) -> int:
+        del event
+        return 0
 
     def wait(self, stream: FakeStream, event: FakeEvent) -> None:
         stream.queue.append(("wait", event))
@@ -199,3 +205,70 @@ class FakeCudaApi:
     @staticmethod
     def _is_able(first: Any) -> bool:
         return not isinstance(first, tuple) or first[1].passed_s is not None
+
+
+class _Worker:
+    """A call in a thread of its own, which runs only from `go_on` to the next `hand_on`."""
+
+    def __init__(self, call: Call) -> None:
+        self.turn, self.back = threading.Semaphore(0), threading.Semaphore(0)
+        self.ended, self.error = False, list[BaseException]()
+        self.thread = threading.Thread(target=self._run, args=(call,), daemon=True)
+        self.thread.start()
+
+    def _run(self, call: Call) -> None:
+        self.turn.acquire()
+        try:
+            # torch's modes are a thread's own.
+            with torch.inference_mode():
+                call()
+        except BaseException as error:
+            self.error.append(error)
+        self.ended = True
+        self.back.release()
+
+    def go_on(self) -> None:
+        self.turn.release()
+        self.back.acquire()
+        if self.error:
+            raise self.error[0]
+
+    def hand_on(self) -> None:
+        self.back.release()
+        self.turn.acquire()
+
+
+class MeetingCudaApi(FakeCudaApi):
+    """A card whose kernels wait for those of other streams: `until` goes on once something is true, and
+    others run meanwhile. One call runs at a time."""
+
+    def __init__(self, seed: int = 0, steps: int = 8) -> None:
+        super().__init__(seed, steps)
+        self._workers: dict[FakeStream, _Worker] = {}
+        self._at_work: _Worker | None = None
+
+    def until(self, true: Callable[[], bool]) -> None:
+        """Called by what is queued."""
+        while not true():
+            worker = self._at_work
+            assert worker is not None
+            worker.hand_on()
+            self._at_work = worker
+
+    def step(self) -> bool:
+        able = [stream for stream in self.streams if stream.queue and self._is_able(stream.queue[0])]
+        if not able:
+            return False
+        stream = self.random.choice(able)
+        first = stream.queue[0]
+        if isinstance(first, FakeEvent):
+            first.passed_s = time.perf_counter()
+        elif callable(first):
+            worker = self._at_work = self._workers.get(stream) or _Worker(first)
+            self._workers[stream] = worker
+            worker.go_on()
+            if not worker.ended:
+                return True
+            del self._workers[stream]
+        stream.queue.popleft()
+        return True

@@ -8,17 +8,20 @@ from typing import Any
 import pytest
 import torch
 
+from simcore.kernels.collectives import Inboxes
+from simcore.kernels.decoder.split_kv import EMPTY
 from simcore.machine import laws, metrics
 from simcore.models.decoder import Decoder, Dtypes
 from simcore.models.decoder_config import DecoderConfig
 from simcore.schedules.tensor_parallel import tensor_parallel
+from simcore.validate.machines.buffers import meeting
 from simcore.validate.machines.buffers.cuda_decoder import CardDecoderState, card_decoder_states
 from simcore.validate.machines.buffers.decoder import decoder_states
 from simcore.validate.machines.cpu.machine import TorchRun
 from simcore.validate.machines.cuda.cuda_api import TorchCudaApi
 from simcore.validate.machines.cuda.machine import Card, CardRun
 from simcore.validate.timing.pace import pace
-from tests.fake_card import FakeCudaApi
+from tests.fake_card import FakeCudaApi, MeetingCudaApi
 from tests.test_torch_decoder import answer
 from tests.thorough import first, slow
 
@@ -88,6 +91,69 @@ def test_a_card_decodes_the_ids_of_the_cpu(how: tuple[str, int, bool], kind: str
         ran = [p.op.name for s in run.trace.spans for p in s.ops]
         assert ran.count("attention") == TOKENS * ranks * CONFIGS[name].layers
     assert card.states[0].layer == CONFIGS[name].layers
+
+
+def meeting_card(
+    kind: str, model: Decoder, monkeypatch: pytest.MonkeyPatch, lockstep: tuple[str, ...]
+) -> Card:
+    """A card, or several, on which ranks meet by kernels that wait for each other."""
+    devices = ["cpu"] * model.ranks
+    api: Any = TorchCudaApi() if kind == "cuda" else MeetingCudaApi(3)
+    if kind == "cuda":
+        devices = [f"cuda:{rank % torch.cuda.device_count()}" for rank in range(model.ranks)]
+    else:
+        for name in ("all_reduce", "all_gather"):
+            monkeypatch.setattr(meeting, name, in_turns(api, getattr(meeting, name)))
+    mesh = {"tensor": model.ranks}
+    states = card_decoder_states(
+        model, mesh, SEED, CONTEXT, TOKENS, device=devices[0], drawn_on="cpu", devices=devices
+    )
+    return Card(states, api, mesh=mesh, lockstep=lockstep)
+
+
+def in_turns(api: MeetingCudaApi, collective: Any) -> Any:
+    """A collective in two launches, between which the interpreter can run those of other ranks."""
+
+    def run(x: torch.Tensor, inboxes: Inboxes, rank: int, **named: Any) -> None:
+        collective(x, inboxes, rank, half="send", **named)
+        words = inboxes.words[rank]
+        others = [slot for slot in range(len(words)) if slot != rank]
+        if named["patience"]:
+            api.until(lambda: not bool((words[others] == EMPTY.value).any()))
+        collective(x, inboxes, rank, half="take", **named)
+
+    return run
+
+
+@slow
+@pytest.mark.parametrize("kind", BOTH)
+@pytest.mark.parametrize(
+    "how",
+    first(2, [("gqa", 2, True), ("gqa", 4, False), ("tied, normed heads", 2, False), ("parallel", 4, True)]),
+    ids=lambda how: ", ".join(map(str, how)),
+)
+def test_ranks_that_meet_by_kernels_decode_the_ids_of_the_cpu(
+    how: tuple[str, int, bool], kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A token is one captured stage of each rank, with its collectives inside."""
+    name, ranks, lockstep = how
+    model = Decoder(CONFIGS[name], ranks=ranks, batch=3, dtypes=F32)
+    card = meeting_card(kind, model, monkeypatch, ("tensor",) if lockstep else ())
+    expected = on_cpu(model)
+    for rehearsal in (True, True, False, False):
+        for state in card.states:
+            state.reset()
+        run = card.start(rehearsal=rehearsal)
+        trace = run.run(lambda m: tensor_parallel(m, model, tokens=TOKENS, context=CONTEXT))
+    assert not run.fresh
+    laws.enforce(trace)
+    for state in card.states:
+        assert state.chosen.tolist() == expected
+    assert len([span for span in trace.spans if span.ops]) == TOKENS * ranks
+    ran = [p.op.kind for s in trace.spans for p in s.ops]
+    assert ran.count("all_reduce") == TOKENS * ranks * sum(
+        op.kind == "all_reduce" for op in model.token_step.ops
+    )
 
 
 def test_one_step_is_captured_once_for_all_tokens() -> None:

@@ -208,6 +208,28 @@ def test_a_launch_takes_the_longer_the_more_kernels_its_graph_has(rows: bool) ->
     assert at_s == pytest.approx([0.06, 0.06, 0.06 + 0.09, 0.06 + 0.13])
 
 
+@pytest.mark.parametrize("within_s", [0.0, 0.02])
+@pytest.mark.parametrize("rows", [False, True])
+def test_launches_within_one_cost_the_host_their_kernels(rows: bool, within_s: float) -> None:
+    """The call is the first one's; each begins when the host is done with its kernels."""
+    graph, at_s = Graph("pair", (toy("a", 10), toy("b", 10))), list[float]()
+
+    def program(m: Machine) -> Program:
+        first = m.launch(graph)
+        at_s.append(m.now())
+        for _ in range(2):
+            last = m.launch(graph, within=first)
+            at_s.append(m.now())
+        yield m.wait(last)
+        at_s.append(m.now())
+
+    costs = Overheads(launch_s=0.5, launch_kernel_s=0.3, return_s=0.02, within_s=within_s)
+    simulated(program, overheads=costs, rows=rows)
+    each = 0.6 + within_s
+    # The last one begins when the host has come to it, and is done 0.2 later.
+    assert at_s == pytest.approx([1.1, 1.1 + each, 1.1 + 2 * each, 1.3 + 2 * each])
+
+
 @pytest.mark.parametrize("rows", [False, True])
 @pytest.mark.parametrize(
     ("return_s", "start_s", "begins_s"),

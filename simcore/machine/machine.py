@@ -25,6 +25,9 @@ What a launch means, on every machine:
 6. `repeat=k` is k replays of the graph for one launch by the host. Each size grows by `advance` from replay
    to replay (by 1 if `advance` is left out). `stop()` ends it at the next boundary between two replays, and
    so does an item that arrives in the inbox `until` (one replay runs even if an item is there already).
+7. Launches `within` an earlier one are captured with it as one graph, where a machine captures. The host then
+   pays for one launch, and for the kernels of each; gates, flags and signals are as if each were a launch of
+   its own.
 """
 
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -128,6 +131,7 @@ class Overheads:
     launch_kernel_s: float = _cost("host time that each kernel of its graph adds to a launch, s")
     return_s: float = _cost("part of a launch's host time after the device has been given the graph, s")
     start_s: float = _cost("from when an idle device has been given a graph until its first kernel begins, s")
+    within_s: float = _cost("host time of a launch captured within an earlier one, but for its kernels, s")
     size_s: float = _cost("host time of a size in device memory that differs from the launch before, s")
     batch_s: float = _cost("host time of a launch beyond the others' if it says whose tokens it computes, s")
     prompt_s: float = _cost("host time of such a launch beyond the others' if prompts are in it, s")
@@ -140,6 +144,10 @@ class Overheads:
     def whole_launch_s(self, kernels: int) -> float:
         """Host time of a launch of a graph with `kernels` kernels."""
         return self.launch_s + self.launch_kernel_s * kernels
+
+    def within_launch_s(self, kernels: int) -> float:
+        """Host time of a launch within an earlier one, of a graph with `kernels` kernels."""
+        return self.within_s + self.launch_kernel_s * kernels
 
     def begins_s(self, launch_s: float) -> float:
         """Seconds from the call of a launch, which takes `launch_s`, until its first kernel may begin."""
@@ -179,10 +187,12 @@ class Machine(Protocol):
         when: Condition | None = None,
         sets: Mapping[Flag, Setting] | None = None,
         batch: Callable[[], Any] | None = None,
+        within: Ticket | None = None,
     ) -> Ticket:
         """Queues a graph on a stream, asynchronously. `sizes`: values of the graph's symbolic dimensions.
         `batch`: what the buffers of a real machine have to know besides (`workload.requests.Batch`), with the
-        same totals; called at the launch, and only there."""
+        same totals; called at the launch, and only there. `within`: the first launch of a captured sequence,
+        all of which the program gives before it waits for anything."""
 
     def flag(self, name: str, rank: int | None = None, initial: int = 0) -> Flag:
         """A flag of this rank, or of another; it holds `initial` until a launch sets it."""

@@ -5,6 +5,7 @@ priority p in each rank's memory decides which of them run:
 
     p = 2   it holds the right x        p = 1   it continued from a speculated x        p = 0   it is idle
 
+A token is one captured graph a rank (the paper's static graph), so that the host launches once a token.
 At each attention the groups exchange their priorities. The group that holds x attends exactly, sends the
 attention over the first and last chunk ahead, and verifies in the end whether that was close enough:
 
@@ -36,18 +37,18 @@ def alspec(
     layers = model.config.layers
     for token in range(tokens):
         sizes = {"context": context + token}
-        m.launch(model.first, sizes=sizes, when=priority.nonzero())
+        begun = m.launch(model.first, sizes=sizes, when=priority.nonzero())
         for layer in range(layers):
-            attention = _attention(m, model, priority, holds, partner, (token, layer), sizes)
+            attention = _attention(m, model, priority, holds, partner, (token, layer), sizes, begun)
             if layer < layers - 1:
-                m.launch(model.between, sizes=sizes, when=priority.nonzero())
+                m.launch(model.between, sizes=sizes, when=priority.nonzero(), within=begun)
         if overlap_last_layer:
-            last = m.launch(model.last, sizes=sizes, when=priority.nonzero())
+            last = m.launch(model.last, sizes=sizes, when=priority.nonzero(), within=begun)
             m.mark(f"token {token}", [attention, last])
         else:
-            m.launch(model.after, sizes=sizes, when=priority.nonzero())
-            m.launch(model.exchange(2))
-            last = m.launch(model.head, sizes=sizes, when=priority.nonzero())
+            m.launch(model.after, sizes=sizes, when=priority.nonzero(), within=begun)
+            m.launch(model.exchange(2), within=begun)
+            last = m.launch(model.head, sizes=sizes, when=priority.nonzero(), within=begun)
             m.mark(f"token {token}", [last])
             yield m.wait(last)
     yield m.wait(last)
@@ -61,11 +62,13 @@ def _attention(
     partner: int,
     key: tuple[int, int],
     sizes: Mapping[str, int],
+    begun: Ticket,
 ) -> Ticket:
-    """Launches both roles of Algorithm 2's speculative_flash_decode; the flag `holds` selects the role."""
+    """Launches both roles of Algorithm 2's speculative_flash_decode, within the token that `begun` began; the
+    flag `holds` selects the role."""
     theirs = m.flag("priority", rank=partner)
-    m.launch(model.exchange(2), sets={holds: priority.above(theirs)})
+    m.launch(model.exchange(2), sets={holds: priority.above(theirs)}, within=begun)
     verdict = Verdict("hit", key, yes=0, no=2)
-    m.launch(model.speculate, sizes=sizes, when=holds.nonzero(), sets={priority: verdict})
+    m.launch(model.speculate, sizes=sizes, when=holds.nonzero(), sets={priority: verdict}, within=begun)
     speculated = m.signal(SPECULATED, rank=partner)
-    return m.launch(model.receive, after=[speculated], when=holds.zero(), sets={priority: 1})
+    return m.launch(model.receive, after=[speculated], when=holds.zero(), sets={priority: 1}, within=begun)

@@ -274,6 +274,7 @@ class SimMachine:
         when: Condition | None = None,
         sets: Mapping[Flag, Setting] | None = None,
         batch: Callable[[], Any] | None = None,
+        within: Ticket | None = None,
     ) -> Ticket:
         """Queues a graph; see Machine. Raises ValueError if a size is missing or `repeat` is below 1."""
         if repeat < 1:
@@ -287,13 +288,17 @@ class SimMachine:
         info = sim.info(graph, self.rank)
         size_update_s = self._size_update_s(info.device_sizes, given) if info.device_sizes else 0.0
         busy_s, now_s = self._busy_until_s, self._env.now
-        host_s = info.launch_s + size_update_s
+        whole_s, back_s = info.launch_s, info.back_s
+        if within is not None:
+            # The call is the first launch's, and the device has the graph already.
+            whole_s, back_s = self._overheads.within_launch_s(graph.kernels), 0.0
+        host_s = whole_s + size_update_s
         if batch is not None:
             host_s += self._overheads.batch_s
             if given.get("prompt_tokens"):
                 host_s += self._overheads.prompt_s
         self._busy_until_s = busy_s = (now_s if now_s > busy_s else busy_s) + host_s
-        issued_s = busy_s - info.back_s
+        issued_s = busy_s - back_s
         tickets: Any = ()
         if after:
             tickets = tuple([t for t in after if not isinstance(t, SignalTicket)])

@@ -111,13 +111,16 @@ class _TapeMachine:
         when: Condition | None = None,
         sets: Mapping[Flag, Setting] | None = None,
         batch: Callable[[], Any] | None = None,
+        within: Ticket | None = None,
     ) -> Ticket:
         """Launches the graph and writes a line for it."""
         ticket = self._machine.launch(
             graph, stream=stream, after=after, sizes=sizes, advance=advance, repeat=repeat, until=until,
-            when=when, sets=sets, batch=batch,
+            when=when, sets=sets, batch=batch, within=within,
         )  # fmt: skip
         parts = [f"rank {self.rank}  {stream}  {graph.name}: {folded(graph.ops) or '-'}"]
+        if within is not None:
+            parts.append(f"within {self._tickets.get(id(within), 'a launch')}")
         if after:
             parts.append("after " + ", ".join(self._tickets.get(id(t), "a launch") for t in after))
         if read := {name: value for name, value in (sizes or {}).items() if name in graph.needs}:

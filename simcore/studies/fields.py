@@ -59,7 +59,7 @@ Seed = Annotated[
 ]
 Unused = Annotated[int, Field(ge=0, lt=2**63, description="nothing is drawn: for the record")]
 # Costs of a launch besides `launch_s`.
-WITH_LAUNCH = "launch_kernel_s", "return_s", "start_s", "batch_s", "prompt_s"
+WITH_LAUNCH = "launch_kernel_s", "return_s", "start_s", "within_s", "batch_s", "prompt_s"
 _COSTS: Mapping[str, Any] = {cost.name: Field(None, **cost.metadata) for cost in fields(Overheads)}
 
 
@@ -70,6 +70,7 @@ class HostOverheads(Strict):
     launch_kernel_s: Seconds | None = _COSTS["launch_kernel_s"]
     return_s: Seconds | None = _COSTS["return_s"]
     start_s: Seconds | None = _COSTS["start_s"]
+    within_s: Seconds | None = _COSTS["within_s"]
     size_s: Seconds | None = _COSTS["size_s"]
     batch_s: Seconds | None = _COSTS["batch_s"]
     prompt_s: Seconds | None = _COSTS["prompt_s"]

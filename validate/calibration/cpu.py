@@ -71,7 +71,8 @@ def calibrate(
     profile: FittedProfile = replace(
         cast(Any, alone),
         fits=fits(points, around_s, op_s, CACHE),
-        overheads={"launch_s": launch_s, "wait_s": wait_s},
+        # A CPU captures nothing: a launch within another one is one more.
+        overheads={"launch_s": launch_s, "within_s": launch_s, "wait_s": wait_s},
         birth=birth_of(points, processor(), versions, {**rates(quick), "host_op_s": op_s}),
         notes=(f"operands come from the {CACHE} where they fit into it", *what_is_odd(points, table)),
     )

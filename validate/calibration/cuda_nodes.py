@@ -81,7 +81,7 @@ def node_costs_here(floor: Roofline, reached: Reached) -> list[float]:
 
 def _steps() -> Step:
     config = replace(load_config(MODELS / f"{LLAMA[0]}.json"), layers=LAYERS)
-    weights = card_weights(Decoder(config, outside=False), SEED)
+    weights = card_weights(Decoder(config, outside=False), SEED, ["cuda"])
 
     def step(batch: int, context: int) -> tuple[float, Sequence[Op]]:
         model = Decoder(config, batch=batch, outside=False)

@@ -86,7 +86,7 @@ def step_costs_here(floor: Roofline, reached: Reached) -> list[Costs]:
 def steps_of(config: DecoderConfig, api: CudaApi, device: torch.device | str) -> Step:
     """Returns a function that runs a case on a card."""
     model = ServedDecoder(config)
-    (weights,) = card_weights(model, SEED, device=device, drawn_on=device)
+    (weights,) = card_weights(model, SEED, [device], drawn_on=device)
 
     def step(sequences: int, tokens: int) -> tuple[float, Sequence[Op], Costs]:
         lengths = spread(sequences * tokens, sequences)

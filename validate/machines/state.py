@@ -62,8 +62,19 @@ class CardState(State, Protocol):
     if it is 0; those without such a kernel raise ValueError if there is a gate.
     """
 
+    # Its device; None: the first one of the machine.
+    device: torch.device | str | None = None
+    # Whether it meets other ranks by kernels in its stages, which see their memory; else the machine cuts
+    # stages at collectives, and holds these.
+    joined: bool = False
+
     def reset(self) -> None:
         """Restores the state before the first launch of a run."""
+
+    def begin_run(self, *, rehearsal: bool, error: Tensor, code: Callable[[str], int]) -> None:
+        """Prepares a run, or a rehearsal, in which no rank waits for others. A rank that waits too long
+        writes to `error`, int32 [1], the code of what it waits for."""
+        del rehearsal, error, code
 
     def device_sizes(self, graph: Graph) -> frozenset[str]:
         """Returns the sizes that kernels of a graph read in the device's memory (`sizes`)."""

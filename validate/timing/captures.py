@@ -23,7 +23,7 @@ class GraphPool:
     def __init__(self, stream: Any = None) -> None:
         self.stream: Any = CUDA.Stream() if stream is None else stream
         self._anchor = torch.cuda.CUDAGraph()
-        with torch.cuda.stream(self.stream):
+        with torch.cuda.device(self.stream.device), torch.cuda.stream(self.stream):
             self._anchor.capture_begin(capture_error_mode="thread_local")
             torch.zeros(1, device="cuda")
             self._anchor.capture_end()
@@ -31,6 +31,10 @@ class GraphPool:
     def capture(self, call: Callable[[], object]) -> torch.cuda.CUDAGraph:
         """Captures the launches of `call` as a graph without running them. `call` has to have run before, so
         that all is compiled and loaded. Raises any error of `call`; the pool is then unusable."""
+        with torch.cuda.device(self.stream.device):
+            return self._captured(call)
+
+    def _captured(self, call: Callable[[], object]) -> torch.cuda.CUDAGraph:
         make_room()
         graph, pool = torch.cuda.CUDAGraph(), self._anchor.pool()
         try:
@@ -54,7 +58,8 @@ def make_room() -> None:
     held: Any = torch.cuda.memory_stats_as_nested_dict()
     reserved, allocated = (held[name]["all"]["current"] for name in ("reserved_bytes", "allocated_bytes"))
     idle = reserved - allocated
-    much = IDLE_SHARE * torch.cuda.get_device_properties(0).total_memory
+    card = torch.cuda.current_device()
+    much = IDLE_SHARE * torch.cuda.get_device_properties(card).total_memory
     if idle > much and idle > torch.cuda.mem_get_info()[0]:
         torch.cuda.synchronize()
         torch.cuda.empty_cache()

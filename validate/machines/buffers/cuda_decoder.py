@@ -9,6 +9,7 @@ unless another generator is asked for. Layouts of attention are chosen for the c
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from math import prod
 from typing import Any
 
 import torch
@@ -40,6 +41,7 @@ from simcore.validate.machines.buffers.decoder import (
     shards,
     together,
 )
+from simcore.validate.machines.buffers.meeting import Meeting, meeting
 from simcore.validate.machines.state import CardState, torch_dtype
 
 CONTEXT = "context"
@@ -84,15 +86,20 @@ class CardDecoderState(CardState):
         first: int,
         ids: Tensor,
         x: Tensor | None = None,
+        meeting: Meeting | None = None,
     ) -> None:
         self.model, self.config, self.weights, self.part = model, model.config, weights, part
         self.k, self.v, self.first, self.layer = k, v, first, 0
         capacity = k[0].shape[2]
-        device = k[0].device
+        self.device = device = k[0].device
+        self._meeting, self.joined = meeting, meeting is not None
         self.lengths = torch.zeros(len(ids), dtype=torch.int32, device=device)
         self.buffers = _buffers(model, weights, device)
         self.chosen = torch.zeros(capacity - first, len(ids), dtype=torch.int64, device=device)
-        self._asked, self._stream = ids, x
+        if self.joined and model.ranks > 1:
+            vocab = self.buffers["logits"].shape[1] * model.ranks
+            self.buffers["all_logits"] = self.buffers["logits"].new_zeros(len(ids), vocab)
+        self._asked, self._stream = ids.to(device), None if x is None else x.to(device)
         # In fp32, because large positions need it.
         positions = torch.arange(capacity, device=device)
         turns = weights.constants.frequencies
@@ -108,6 +115,8 @@ class CardDecoderState(CardState):
             "activation": self._activate,
             "residual": self._add,
             "sample": self._choose,
+            "all_reduce": self._sum,
+            "all_gather": self._gather,
         }
         self.reset()
 
@@ -118,6 +127,13 @@ class CardDecoderState(CardState):
         if self._stream is not None:
             self.buffers["x"].copy_(self._stream)
         self.chosen.fill_(-1)
+
+    def begin_run(self, *, rehearsal: bool, error: Tensor, code: Callable[[str], int]) -> None:
+        """Prepares the rank's part of a meeting."""
+        if self._meeting is not None:
+            if self._meeting.error is not error:
+                self._meeting.tell(error, code("a rank waits for others in a collective"))
+            self._meeting.begin(self.part, rehearsal=rehearsal)
 
     # -- the interface of the machine on a card ----------------------------------------------------------
 
@@ -169,6 +185,18 @@ class CardDecoderState(CardState):
         if target not in self.buffers:
             self.buffers[target] = torch.empty_like(whole)
         self.buffers[target].copy_(whole)
+
+    def _sum(self, op: Op, gate: Tensor | None) -> None:
+        self._met(op, gate).all_reduce(op, self.layer, self.part, self.buffers["y"])
+
+    def _gather(self, op: Op, gate: Tensor | None) -> None:
+        x, out = self.buffers["logits"], self.buffers["all_logits"]
+        self._met(op, gate).all_gather(op, self.layer, self.part, x, out)
+
+    def _met(self, op: Op, gate: Tensor | None) -> Meeting:
+        if self._meeting is None or gate is not None:
+            raise ValueError(f"--on cuda: {op.kind} {op.name} reads no gate")
+        return self._meeting
 
     # -- ops -----------------------------------------------------------------------------------------------
 
@@ -252,7 +280,8 @@ class CardDecoderState(CardState):
     def _choose(self, op: Op, gate: Tensor | None) -> None:
         del op
         ids, logits = self.buffers["ids"], self.buffers.get("all_logits", self.buffers["logits"])
-        choose(logits, gate=gate, out=ids)
+        # In rehearsals all logits may be NaN: one of a column beyond the vocabulary must not be chosen.
+        choose(logits[:, : self.config.vocab] if self.joined else logits, gate=gate, out=ids)
         note(ids, self.lengths, self.first, self.chosen, gate=gate)
 
 
@@ -266,10 +295,12 @@ def card_decoder_states(
     device: torch.device | str = "cuda",
     drawn_on: torch.device | str | None = None,
     weights: Sequence[Weights] | None = None,
+    devices: Sequence[torch.device | str] | None = None,
 ) -> list[CardDecoderState]:
     """Returns a state for every rank of a mesh, for `tokens` tokens from `context` on. `drawn_on`: the device
     whose generator draws the numbers; "cpu" draws those of `decoder_states`, billions of them in minutes.
-    `weights`: the result of `card_weights`, if already made.
+    `weights`: the result of `card_weights`, if already made. `devices`: those of tensor-parallel ranks that
+    meet by kernels; left out, all are on `device`, and the machine holds their collectives.
 
     Raises ValueError if the model is not for as many ranks as the mesh has along "tensor", is made of parts
     that cannot be executed, combines ranks' results otherwise than by all-reduce, or has a number format that
@@ -279,12 +310,18 @@ def card_decoder_states(
     if model.style != "all_reduce" and model.ranks > 1:
         raise ValueError(f"--on cuda: ranks put their results together by all_reduce, not by {model.style}")
     drawn_on = drawn_on or device
+    parts = [layout.coordinate(mesh, rank, TENSOR) for rank in range(prod(mesh.values()))]
+    if devices is not None and parts != list(range(len(devices))):
+        raise ValueError(
+            f"--on cuda: {len(parts)} ranks on {len(devices)} devices: one group meets, a device each"
+        )
+    places = devices or [device] * len(parts)
     if weights is None:
-        weights = card_weights(model, seed, device=device, drawn_on=drawn_on)
-    ids, caches, x = beginning(model, mesh, seed, context, tokens, device=device, drawn_on=drawn_on)
-    parts = [layout.coordinate(mesh, rank, TENSOR) for rank in range(len(caches))]
+        weights = card_weights(model, seed, places[: model.ranks], drawn_on=drawn_on)
+    ids, caches, x = beginning(model, mesh, seed, context, tokens, devices=places, drawn_on=drawn_on)
+    together = meeting(model, devices) if devices is not None else None
     return [
-        CardDecoderState(model, weights[part], part, k, v, context, ids, x)
+        CardDecoderState(model, weights[part], part, k, v, context, ids, x, together)
         for part, (k, v) in zip(parts, caches, strict=True)
     ]
 
@@ -292,12 +329,12 @@ def card_decoder_states(
 def card_weights(
     model: Decoder | ServedDecoder,
     seed: int,
+    devices: Sequence[torch.device | str],
     *,
-    device: torch.device | str = "cuda",
     drawn_on: torch.device | str = "cuda",
 ) -> list[Weights]:
-    """Returns the weights of each rank, which do not depend on batch and context."""
-    return [each.to(device) for each in shards(*drawn_of(model), seed, drawn_on)]
+    """Returns the weights of each rank on its device, which do not depend on batch and context."""
+    return shards(*drawn_of(model), seed, drawn_on, devices)
 
 
 def drawn_of(model: Decoder | ServedDecoder) -> tuple[Any, Dtypes, int, Any]:

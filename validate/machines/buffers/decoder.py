@@ -75,11 +75,13 @@ class Weights:
 
     def to(self, device: torch.device | str) -> "Weights":
         """Returns the same weights on a device."""
+        layers = tuple(moved(layer, device) for layer in self.layers)
+        return replace(self, layers=layers, outside=moved(self.outside, device))
 
-        def moved(matrices: Matrices) -> Matrices:
-            return {name: matrix.to(device) for name, matrix in matrices.items()}
 
-        return replace(self, layers=tuple(map(moved, self.layers)), outside=moved(self.outside))
+def moved(matrices: Matrices, device: torch.device | str) -> Matrices:
+    """Returns matrices on a device."""
+    return {name: matrix.to(device) for name, matrix in matrices.items()}
 
 
 def _columns(matrix: Tensor, part: int, parts: int) -> Tensor:
@@ -149,17 +151,23 @@ def shards(
     style: Style,
     seed: int,
     device: torch.device | str = "cpu",
+    devices: Sequence[torch.device | str] | None = None,
 ) -> list[Weights]:
-    """Returns the weights of each of `parts` ranks on a device: those of the model's directory if it holds
-    any, else random by `seed` (another device draws other numbers). A whole layer exists only until it is
-    cut. Raises InputError for a directory whose weights cannot be read."""
+    """Returns the weights of each of `parts` ranks on its one of `devices` (left out: all on `device`): those
+    of the model's directory if it holds any, else random by `seed`, drawn on `device` (another one draws
+    other numbers). A whole layer exists only until it is cut. Raises InputError for a directory whose weights
+    cannot be read."""
     source = read_checkpoint(config, device) if config.weights else drawn(config, seed, device)
-    outside = _outside(source.outside(), config, dtypes, parts)
+    places = devices or [device] * parts
+    outside = [
+        moved(found, place)
+        for found, place in zip(_outside(source.outside(), config, dtypes, parts), places, strict=True)
+    ]
     layers: list[list[Matrices]] = [[] for _ in range(parts)]
     for number in range(config.layers):
         whole = source.layer(number)
-        for part in range(parts):
-            layers[part].append(_layer_of(whole, config, dtypes, part, parts, style))
+        for part, place in enumerate(places):
+            layers[part].append(moved(_layer_of(whole, config, dtypes, part, parts, style), place))
     return [Weights(tuple(layers[part]), outside[part], source.constants) for part in range(parts)]
 
 
@@ -506,29 +514,31 @@ def beginning(
     context: int,
     tokens: int,
     *,
-    device: torch.device | str,
+    devices: Sequence[torch.device | str],
     drawn_on: torch.device | str,
 ) -> Beginning:
-    """Draws by a seed: caches for `context` + `tokens` tokens, the first `context` - 1 filled, and the next
-    ids. `drawn_on`: the device whose generator draws the numbers; another device draws others."""
+    """Draws by a seed: caches for `context` + `tokens` tokens, the first `context` - 1 filled, of each rank
+    on its device; and the next ids, on the first one. `drawn_on`: the device whose generator draws the
+    numbers; another device draws others."""
     config, batch, dtype = model.config, model.batch, torch_dtype(model.dtypes.kv)
     assert isinstance(batch, int)
     generator = torch.Generator(drawn_on).manual_seed(seed + 1)
-    ids = torch.randint(config.vocab, (batch,), generator=generator, device=drawn_on).to(device)
+    ids = torch.randint(config.vocab, (batch,), generator=generator, device=drawn_on).to(devices[0])
     parts = [layout.coordinate(mesh, rank, TENSOR) for rank in range(prod(mesh.values()))]
     ranks = [kv_heads_of(config, part, model.ranks) for part in parts]
     caches: list[Caches] = [([], []) for _ in ranks]
     for _ in range(config.layers):
         for which in range(2):
-            for cache, heads in zip(caches, ranks, strict=True):
+            for cache, heads, device in zip(caches, ranks, devices, strict=True):
                 shape = (batch, heads.stop - heads.start, context + tokens, config.head_dim)
                 cache[which].append(torch.zeros(shape, dtype=dtype, device=device))
             # One sequence at a time: the memory to draw all of them would leave holes as large as a cache.
             for i in range(batch):
                 drawn = normal(generator, config.kv_heads, context - 1, config.head_dim, scale=1.0)
                 for cache, heads in zip(caches, ranks, strict=True):
-                    cache[which][-1][i, :, : context - 1] = drawn[heads].to(device, dtype)
-    x = None if model.outside else normal(generator, batch, config.hidden, scale=1.0).to(device)
+                    held = cache[which][-1]
+                    held[i, :, : context - 1] = drawn[heads].to(held.device, dtype)
+    x = None if model.outside else normal(generator, batch, config.hidden, scale=1.0).to(devices[0])
     return Beginning(ids, caches, x)
 
 
@@ -542,7 +552,8 @@ def decoder_states(
     """
     check_decoder(model, mesh)
     ranks = list(bodies(model.config, model.dtypes, model.style, mesh, seed))
-    ids, caches, x = beginning(model, mesh, seed, context, tokens, device="cpu", drawn_on="cpu")
+    cpus = ["cpu"] * len(ranks)
+    ids, caches, x = beginning(model, mesh, seed, context, tokens, devices=cpus, drawn_on="cpu")
     for body in ranks:
         body.ids = ids.clone()
         if x is not None:

@@ -6,7 +6,8 @@ Work is queued without waiting, except in `synchronize`, `reset`, `ints` and `ze
 import ctypes
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
@@ -34,8 +35,11 @@ class CudaApi(Protocol):
     verbs: Any
     device: torch.device | str
 
-    def stream(self) -> Any:
-        """Makes a new stream."""
+    def stream(self, device: torch.device | str | None = None) -> Any:
+        """Makes a new stream on a device; by default on the first one."""
+
+    def where(self, event: Any) -> Hashable:
+        """Returns the device on whose streams an event was recorded: each has its own clock."""
 
     def record(self, stream: Any) -> Any:
         """Returns an event that passes when all work on a stream so far is done."""
@@ -71,39 +75,59 @@ class CudaApi(Protocol):
         """Waits until all work is done."""
 
 
+@dataclass(slots=True, eq=False)
+class _Events:
+    """The events of one device: one that was recorded there cannot be recorded elsewhere."""
+
+    made: list[Any] = field(default_factory=list)
+    used: int = 0
+
+    def next(self) -> Any:
+        if self.used == len(self.made):
+            self.made.append(CUDA.Event(enable_timing=True))
+        self.used += 1
+        return self.made[self.used - 1]
+
+
 class TorchCudaApi:
-    """The calls to the current CUDA device, through torch and the driver."""
+    """The calls to the CUDA devices of this machine, through torch and the driver. `device`: the current one
+    when it was made, that of all that names none."""
 
     def __init__(self) -> None:
-        self.device: torch.device | str = torch.device("cuda", torch.cuda.current_device())
+        self._first = torch.device("cuda", torch.cuda.current_device())
+        self.device: torch.device | str = self._first
         self.verbs: Any = flag_kernels
         self._streams: dict[int, Any] = {}
         self._pools: dict[int, GraphPool] = {}
         self._current: Any = None
-        self._events: list[Any] = []
-        self._used = 0
+        self._events: dict[int, _Events] = {}
         self._aside = self.stream()
 
-    def stream(self) -> Any:
+    def stream(self, device: torch.device | str | None = None) -> Any:
         """Makes a stream that this api does not have yet: one of torch's, then one of the driver's. All
         have the same priority, so that none goes before another."""
-        for _ in range(STREAMS_OF_TORCH):
-            found = CUDA.Stream()
-            if found.cuda_stream not in self._streams:
-                break
-        else:
-            found = next(s for s in _drivers_streams() if s.cuda_stream not in self._streams)
+        wanted = torch.device(device or self._first)
+        with torch.cuda.device(wanted):
+            for _ in range(STREAMS_OF_TORCH):
+                found = CUDA.Stream()
+                if found.cuda_stream not in self._streams:
+                    break
+            else:
+                found = next(s for s in _drivers_streams() if s.cuda_stream not in self._streams)
         self._streams[found.cuda_stream] = found
+        self._events.setdefault(found.device.index, _Events())
         return found
 
     def record(self, stream: Any) -> Any:
         """Records an event, if possible one that was made before."""
-        if self._used == len(self._events):
-            self._events.append(CUDA.Event(enable_timing=True))
-        event = self._events[self._used]
-        self._used += 1
+        event = self._events[stream.device_index].next()
         event.record(stream)
         return event
+
+    def where(self, event: Any) -> int:
+        """Asks the event."""
+        found: int = event.device.index
+        return found
 
     def wait(self, stream: Any, event: Any) -> None:
         """Makes the stream wait; the host does not wait."""
@@ -157,12 +181,15 @@ class TorchCudaApi:
     def reset(self) -> None:
         """Waits until all work is done; events are then used again."""
         self.synchronize()
-        self._used = 0
+        for events in self._events.values():
+            events.used = 0
 
     def synchronize(self) -> None:
-        """Waits for all streams; torch's current stream is then the default one, for all other code."""
-        torch.cuda.synchronize()
-        CUDA.set_stream(CUDA.default_stream())
+        """Waits for all streams; torch's current stream is then the default one of the first device, for all
+        other code."""
+        for index in self._events:
+            torch.cuda.synchronize(index)
+        CUDA.set_stream(CUDA.default_stream(self._first))
         self._current = None
 
 
@@ -171,8 +198,9 @@ _DRIVERS: list[Any] = []
 
 
 def _drivers_streams() -> Iterator[Any]:
-    """Yields streams made before, then new ones. Raises RuntimeError if the driver makes none."""
-    yield from _DRIVERS
+    """Yields streams of the current device made before, then new ones. Raises RuntimeError if the driver
+    makes none."""
+    yield from (each for each in _DRIVERS if each.device_index == torch.cuda.current_device())
     driver = ctypes.CDLL("libcuda.so.1")
     while True:
         handle = ctypes.c_void_p()

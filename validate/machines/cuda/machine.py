@@ -71,6 +71,8 @@ PATIENCE_S, LOOK_S = 10.0, 1e-6
 # Replays of a launch in the rehearsals of a program: all of a run of so many tokens; after REHEARSAL_S only
 # as many as capture it, and as many again.
 REHEARSED, REHEARSAL_S = 512, 5.0
+# An event, the host's time when it passed, and the error of that time.
+Look = tuple[Any, float, float]
 # Graphs of at most so many ops are compared each time, not remembered by their ids.
 FEW_OPS = 8
 # The stream on which a host takes signals.
@@ -104,7 +106,10 @@ class Card:
         self.shared = SharedOut(self.same, no_floor, no_floor)
         # The text of the wait with each error code, at code - 1.
         self.takers: list[str] = []
-        self.own = api.stream()
+        # The stream of each device that no rank uses, and that of flags.
+        devices = dict.fromkeys(state.device for state in self.states)
+        self.apart = [api.stream(device) for device in devices]
+        self.own = self.apart[0]
         self.stage_queue = StageQueue(api, self.memory, self.mesh, self.states, self.max_polls)
 
     def lane(self, rank: int, name: str) -> RankStream:
@@ -112,7 +117,7 @@ class Card:
         found = self.lanes.get((rank, name))
         if found is None:
             found = self.lanes[rank, name] = RankStream(
-                rank, name, self.states[rank].on(name), self.api.stream()
+                rank, name, self.states[rank].on(name), self.api.stream(self.states[rank].device)
             )
         return found
 
@@ -228,23 +233,26 @@ class CardRun(Device):
         """
         before = self._stages.captures
         with torch.inference_mode(), no_collections():
+            for state in self.states:
+                state.begin_run(rehearsal=self._rehearsal, error=self.memory.error, code=self.card.code)
             self.card.reset()
-            first = seen_together(self.api, self.card.own)
+            first = [seen_together(self.api, stream) for stream in self.card.apart]
             try:
                 self._host.run(program)
             finally:
                 self.api.synchronize()
             self._check()
-            last = seen_together(self.api, self.card.own)
-            self.fresh, self.clock_error_s = self._stages.captures - before, first[2] + last[2]
+            last = [seen_together(self.api, stream) for stream in self.card.apart]
+            self.fresh = self._stages.captures - before
+            self.clock_error_s = max(one[2] + other[2] for one, other in zip(first, last, strict=True))
             self._resolve(first, last)
             self.api.synchronize()
         return self.trace
 
-    def _resolve(self, first: tuple[Any, float, float], last: tuple[Any, float, float]) -> None:
+    def _resolve(self, first: Sequence[Look], last: Sequence[Look]) -> None:
         origin_s = self._host.origin_s
-        ends = [(event, at_s - origin_s) for event, at_s, _ in (first, last)]
-        clocks = Clocks(self.api, ends[0], ends[1], self.clock_error_s)
+        began, ended = ([(event, at_s - origin_s) for event, at_s, _ in each] for each in (first, last))
+        clocks = Clocks(self.api, began, ended, self.clock_error_s)
         resolver = Resolver(self.trace, clocks, self._shared)
         resolver.resolve(self._records)
         self.trace.verbs.update(verbs_of(self._submitted[self.trace.warmup_launches :], resolver.cause))
@@ -485,7 +493,8 @@ class CardRun(Device):
                 (s.name, s.source, self.card.code(f"{of} waits for signal {s.name} of rank {s.source}"))
                 for s in launch.signals
             )
-            cut = stages(launch, {**sizes, **captured_sizes}, len(stream.lanes))
+            joined = stream.lanes[0].state.joined
+            cut = stages(launch, {**sizes, **captured_sizes}, len(stream.lanes), joined=joined)
             changes = stream.lanes[0].state.changes(launch.graph)
             found = Plan(cut, launch.when is not None, made, signals, changes, home)
             self.card.plans[stream.rank, home, key] = found

@@ -2,9 +2,9 @@
 
     host time of an event = first look + (event - first) (last look - first look) / (last - first)
 
-The clocks of host and card are looked at together before and after a run and are assumed to drift evenly in
-between. No event passes before the host queued it: if some seem to, the looks were wrong, and all events pass
-later by the largest of these errors.
+The clocks of host and card, of each card its own, are looked at together before and after a run and are
+assumed to drift evenly in between. No event passes before the host queued it: if some seem to, the looks were
+wrong, and all events pass later by the largest of these errors.
 
 A span starts when the last thing that it waited for has ended, if that was after the host had queued it: the
 card's time between two graphs is then part of the later graph, as its time between two nodes is part of an
@@ -100,17 +100,18 @@ class Record:
         return self.head if self.skipped and self.head is not None else self
 
 
-class Clocks:
-    """Times of events in seconds since the run began. `first`, `last`: (event, host's seconds), together
-    wrong by at most `clock_error_s`; a difference of the clocks that this explains is no drift."""
+class _Clock:
+    """Times of one card's events in seconds since the run began, but for how much later all pass. `first`,
+    `last`: (event, host's seconds), together wrong by at most `clock_error_s`; a difference of the clocks
+    that this explains is no drift."""
 
     def __init__(
         self, api: CudaApi, first: tuple[Any, float], last: tuple[Any, float], clock_error_s: float
     ) -> None:
-        self.api, self.first, self.clock_error_s = api, first, clock_error_s
+        self.api, self.first = api, first
         self._near, self._near_s = first[0], 0.0
         self._known: dict[int, float] = {}
-        self._rate, self._later_s = 1.0, 0.0
+        self._rate = 1.0
         card_s, host_s = self.on_card(last[0]), last[1] - first[1]
         if card_s > 0.0 and abs(host_s - card_s) > clock_error_s:
             self._rate = host_s / card_s
@@ -127,7 +128,32 @@ class Clocks:
 
     def at(self, event: Any) -> float:
         """Returns the time of an event in seconds since the run began."""
-        return self.first[1] + self._rate * self.on_card(event) + self._later_s
+        return self.first[1] + self._rate * self.on_card(event)
+
+
+class Clocks:
+    """Times of events in seconds since the run began, each by the clock of its card. `first`, `last`: a look
+    at each card's, (event, host's seconds); a card's two are wrong by at most `clock_error_s` together."""
+
+    def __init__(
+        self,
+        api: CudaApi,
+        first: Sequence[tuple[Any, float]],
+        last: Sequence[tuple[Any, float]],
+        clock_error_s: float,
+    ) -> None:
+        self.api, self.clock_error_s = api, clock_error_s
+        self._of = {
+            api.where(before[0]): _Clock(api, before, after, clock_error_s)
+            for before, after in zip(first, last, strict=True)
+        }
+        self._only = next(iter(self._of.values())) if len(self._of) == 1 else None
+        self._later_s = 0.0
+
+    def at(self, event: Any) -> float:
+        """Returns the time of an event in seconds since the run began."""
+        clock = self._only or self._of[self.api.where(event)]
+        return clock.at(event) + self._later_s
 
     def move(self, seconds: float) -> None:
         """Makes all events pass later by `seconds`, but at most by twice the possible error of the looks at

@@ -161,6 +161,9 @@ def _warm_up(case: _Case, once: Once) -> None:
         else:
             case.warm, case.run_s = True, run_s
             warm_s += run_s
+    if any(state.joined for state in case.card.states):
+        # In rehearsals ranks do not wait for each other.
+        case.run_s = once(False)[1]
 
 
 @contextmanager

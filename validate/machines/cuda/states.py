@@ -160,9 +160,16 @@ class CardStates:
             self.forget()
             self._weights = drawn, []
         found = self._weights[1]
+        places = self._places(model.ranks)
         while len(found) < sets:
-            found.append(card_weights(model, SEED + len(found), device=self.device, drawn_on=self.device))
+            found.append(card_weights(model, SEED + len(found), places, drawn_on=self.device))
         return found
+
+    def _places(self, ranks: int) -> Sequence[torch.device | str]:
+        """Returns the device of each of so many ranks: a card each."""
+        if ranks == 1 or torch.device(self.device).type != "cuda":
+            return [self.device] * ranks
+        return [torch.device("cuda", rank % torch.cuda.device_count()) for rank in range(ranks)]
 
     def _decoder(self, model: Decoder, setup: Setup) -> list[CardDecoderState]:
         with _refused("--on cuda"):
@@ -170,6 +177,7 @@ class CardStates:
             return card_decoder_states(
                 model, setup.mesh, SEED, setup.holds["context"], setup.holds["tokens"],
                 device=self.device, weights=weights,
+                devices=self._places(model.ranks) if model.ranks > 1 else None,
             )  # fmt: skip
 
     def _served(self, model: ServedDecoder, setup: Setup) -> CardServedState:
@@ -215,11 +223,13 @@ def check_card_runs(scenario: Scenario, where: str) -> None:
                 f"{where}: strategies[{i}].kind: {strategy.kind} is not run on a card yet;"
                 f" --on cuda runs {', '.join(allowed)}"
             )
+    cards = max(1, torch.cuda.device_count())
     for i, strategy in enumerate(scenario.strategies):
         at = f"{where}: strategies[{i}]"
         # Ranks on one card share its memory and have no link: their times are not those of several cards.
-        if (most := max(getattr(strategy, "ranks", (1,)))) > 1:
-            raise InputError(f"{at}.ranks: is {most}; --on cuda runs 1, on one card")
+        if (most := max(getattr(strategy, "ranks", (1,)))) > cards:
+            here = "1, on one card" if cards == 1 else f"1 to {cards}, a card each"
+            raise InputError(f"{at}.ranks: is {most}; --on cuda runs {here}")
         if any(getattr(strategy, "half_storage", ())):
             raise InputError(f"{at}.half_storage: is not run on a card yet; give false")
 
