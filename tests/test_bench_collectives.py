@@ -1,0 +1,48 @@
+"""The benchmark of collectives, as far as it goes without a card: its rows, its checks, its refusal."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from simcore.input.files import InputError
+from simcore.validate.benchmarks import collectives
+from simcore.validate.benchmarks.collectives import BYTES, CALLS, begin, check, drawn, keep, row_of, table
+
+
+def test_rows_are_kept_one_by_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "rows.csv"
+    begin(path)
+    assert list(table(path))[0].split()[:3] == ["method", "kind", "ranks"]
+    seconds = [1e-6 * CALLS * each for each in range(1, 12)]
+    for size in BYTES[:2]:
+        keep(row_of("words", "all_reduce", 2, 1, size, "512/4/32", seconds), path)
+    head, first, second = table(path)
+    assert head.split()[-4:] == ["median_us", "p10", "p90", "n"]
+    assert first.split() == ["words", "all_reduce", "2", "1", "2048", "512/4/32", "6.0", "2.0", "10.0", "11"]
+    assert second.split()[4] == "4096"
+    assert "2 x 4096 bytes 512/4/32: 6.00 us" in capsys.readouterr().out
+
+
+def test_what_is_wrong_gets_no_time() -> None:
+    xs = drawn(3, 2048)
+    total, gathered = torch.stack([x.double() for x in xs]).sum(0).bfloat16(), torch.cat(xs, -1)
+    check("all_reduce", total, xs, 5e-3)
+    check("all_gather", gathered, xs, 0.0)
+    for kind, out in (
+        ("all_reduce", 1.01 * total),
+        ("all_reduce", torch.full_like(total, float("nan"))),
+        ("all_gather", gathered.flip(-1)),
+    ):
+        with pytest.raises(ValueError, match="WRONG"):
+            check(kind, out, xs, 5e-3)
+
+
+def test_one_card_is_too_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(InputError, match="2 CUDA devices are needed, or one with --shared; there are 1"):
+        collectives.main()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(InputError, match="there are 0"):
+        collectives.main(shared=True)
