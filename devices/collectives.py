@@ -11,11 +11,15 @@ k = ceil(log2 n):
     ring        a + u + (n-1) (s + B/(n b))         a + u + 2 (n-1) (s + B/(n b))
     one_shot    a + (n-1) (p + B/(n b))             a + (n-1) (p + B/b)
     tree        a + u + k s + (n-1) B/(n b)         a + u + 2 k (s + B/b)
+    pushed      a' + (n-1) (p' + B/(n e b))         a' + (n-1) (p' + B/(e b))
 
     put         a + s + B/b                         one step to the next rank, without a library's setup
+                a' + p' + B/(e b)                   where words are pushed
 
 ring: Thakur, Rabenseifner and Gropp 2005, section 4. one_shot: every rank reads every other rank's
-data through one port. tree: recursive doubling or halving (same paper) for one pass; for all_reduce a
+data through one port. pushed: every rank writes its words into every other rank's memory, where they are
+their own flags (`simcore.kernels.collectives`); a' = push_start_s, p' = push_per_peer_s, e = push_efficiency.
+tree: recursive doubling or halving (same paper) for one pass; for all_reduce a
 binomial reduction and a binomial broadcast. On a ring only `ring` is allowed (`Link` checks it).
 """
 
@@ -65,24 +69,54 @@ def tree_all_reduce_s(size_bytes: float, ranks: int, link: Link) -> float:
     return link.latency_s + link.setup_s + 2.0 * ceil(log2(ranks)) * step_s
 
 
+def pushed_pass_s(size_bytes: float, ranks: int, link: Link) -> float:
+    """Returns the seconds until each rank has its peers' n-th parts: a' + (n-1) (p' + B/(n e b))."""
+    return _pushed_s(size_bytes / ranks, ranks, link)
+
+
+def pushed_all_reduce_s(size_bytes: float, ranks: int, link: Link) -> float:
+    """Returns the seconds until each rank has summed its peers' tensors: a' + (n-1) (p' + B/(e b))."""
+    return _pushed_s(size_bytes, ranks, link)
+
+
+def _pushed_s(part_bytes: float, ranks: int, link: Link) -> float:
+    start_s, peer_s, efficiency = link.push_start_s, link.push_per_peer_s, link.push_efficiency
+    assert start_s is not None
+    assert peer_s is not None
+    assert efficiency is not None
+    return start_s + (ranks - 1) * (peer_s + part_bytes / (efficiency * link.bytes_per_s))
+
+
 def put_s(size_bytes: float, link: Link) -> float:
     """Returns the seconds until one message and its signal reach the next rank, one hop on every topology:
-    a + s + B/b.
+    a + s + B/b, or that of a pushed collective of two.
 
     No put was measured. On NVLink this is within 6 % of a one-shot all-reduce on two cards, which also
     moves one message each way and signals it; on a ring it is the collective on two chips, an upper
     bound, because the collective waits for both directions.
     """
+    if link.pushes:
+        return _pushed_s(size_bytes, 2, link)
     return link.latency_s + link.step_s + size_bytes / link.bytes_per_s
 
 
-_ONE_PASS: Mapping[str, Cost] = {"ring": ring_pass_s, "one_shot": one_shot_pass_s, "tree": tree_pass_s}
+_ONE_PASS: Mapping[str, Cost] = {
+    "ring": ring_pass_s,
+    "one_shot": one_shot_pass_s,
+    "tree": tree_pass_s,
+    "pushed": pushed_pass_s,
+}
 
 COSTS: Mapping[str, Mapping[str, Cost]] = {
     "all_gather": _ONE_PASS,
     "reduce_scatter": _ONE_PASS,
     "exchange_priority": _ONE_PASS,
-    "all_reduce": {"ring": ring_all_reduce_s, "one_shot": one_shot_all_reduce_s, "tree": tree_all_reduce_s},
+    "all_reduce": {
+        "ring": ring_all_reduce_s,
+        "one_shot": one_shot_all_reduce_s,
+        "tree": tree_all_reduce_s,
+        "pushed": pushed_all_reduce_s,
+    },
 }
 
 

@@ -9,7 +9,7 @@ and may leave most of them out (`simcore.devices.completed`).
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -43,7 +43,7 @@ REFERENCE = "h200-sxm"
 # Watts of one device.
 Power = Annotated[float, Field(ge=0.1, le=1e5)]
 Topology = Literal["ring", "all_to_all"]
-Algorithm = Literal["ring", "one_shot", "tree"]
+Algorithm = Literal["ring", "one_shot", "tree", "pushed"]
 TensorParallelStyle = Literal["all_reduce", "scatter_gather", "fused_gather"]
 
 # Figures that need an entry in `sources`; links and efficiencies have a source of their own.
@@ -111,16 +111,41 @@ class Link:
     max_devices: Count = Field(description="devices that it connects at most")
     algorithms: tuple[Algorithm, ...] = Field(description="what collectives may use; the fastest is taken")
     source: str = _source()
+    push_start_s: Seconds | None = Field(None, description="start of pushed collectives and puts, s")
+    push_per_peer_s: Seconds | None = Field(None, description="what each peer adds to pushed, s")
+    push_efficiency: Share | None = Field(None, description="share of bytes_per_s that pushed words reach")
 
     def __post_init__(self) -> None:
         # On a ring only neighbours are one hop apart; the other algorithms' formulas ignore distance.
-        allowed = ("ring",) if self.topology == "ring" else ("ring", "one_shot", "tree")
+        allowed = ("ring",) if self.topology == "ring" else ("ring", "one_shot", "tree", "pushed")
         for name in self.algorithms:
             if name not in allowed:
                 runs = f"a {self.topology} (allowed: {', '.join(allowed)})"
                 raise InputError(f"algorithm {name!r} does not run on {runs}")
         if not self.algorithms:
             raise InputError(f"algorithms is empty; a {self.topology} takes {', '.join(allowed)}")
+        for key in ("push_start_s", "push_per_peer_s", "push_efficiency"):
+            if self.pushes and getattr(self, key) is None:
+                raise InputError(f"missing key {key!r}, which algorithm 'pushed' needs")
+
+    @property
+    def pushes(self) -> bool:
+        """Whether pushed collectives are among the algorithms."""
+        return "pushed" in self.algorithms
+
+    @property
+    def start_s(self) -> float:
+        """The start of the fastest collectives."""
+        return self.push_start_s if self.pushes and self.push_start_s is not None else self.latency_s
+
+    def starting_at(self, seconds: float) -> "Link":
+        """Returns the link with this start of every collective and put."""
+        return replace(self, latency_s=seconds, push_start_s=seconds if self.pushes else None)
+
+    def by_libraries(self) -> "Link":
+        """Returns the link without pushed collectives, which no library has."""
+        left = tuple(name for name in self.algorithms if name != "pushed")
+        return replace(self, algorithms=left) if left else self
 
 
 @dataclass(frozen=True, config=STRICT)

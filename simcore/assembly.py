@@ -334,6 +334,9 @@ def _on_device(scenario: Scenario, where: str, device: DeviceInUse, place: Place
         except InputError as error:
             raise InputError(f"{where}: {error}") from None
     link = _link(where, spec, scenario.link)
+    if link is not None and isinstance(scenario, ServingScenario):
+        # Engines meet by collectives of libraries.
+        link = link.by_libraries()
     config = _model(where, scenario.model)
     if place.start is not simulated and config.quantization and scenario.dtype is None:
         of = f"its quantization_config ({config.quantization.method}) has formats that only sim prices"
@@ -671,7 +674,7 @@ def _hardware(
             known = replace(cast(Any, table), assumed={})
         if link is None or latency_s is None:
             return device.pricer(link=here, profile=known, ranks=ranks)
-        here = replace(cast(Any, link), latency_s=latency_s)
+        here = link.starting_at(latency_s)
         crossing, local = device.pricer(link=here, profile=known, ranks=ranks), price(ranks, None, free)
         # A local op costs the same on every link.
         return lambda op: crossing(op) if op.axis or op.parts else local(op)
@@ -690,7 +693,7 @@ def _hardware(
         memory_bytes=spec.memory_bytes,
         hbm_bytes_per_s=spec.hbm_bytes_per_s,
         max_devices=link.max_devices if link else 1,
-        link_latency_s=link.latency_s if link and table is None else None,
+        link_latency_s=link.start_s if link and table is None else None,
         style=lambda ranks: cast(Style, spec.tensor_parallel_style(ranks)),
         usable=usable,
         dtypes=_dtypes(scenario, config, table),
