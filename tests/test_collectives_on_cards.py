@@ -1,6 +1,8 @@
 """Collectives by pushed words: in Triton's interpreter, where all ranks first send and then take; compiled,
 with all ranks as streams of one card, and one a card where there are several."""
 
+import multiprocessing
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -242,6 +244,48 @@ class TestInterpreted:
         of, x = inboxes(["cpu"] * 2, 1, torch.float32), torch.empty(0, 3)
         assert all_gather(x, of, 0, patience=ints(1)).shape == (0, 6)
         assert all_reduce(x, of, 0, patience=ints(1)).shape == (0, 3)
+
+
+def in_shared_memory(ranks: int, elements: int, dtype: torch.dtype) -> Inboxes:
+    """Inboxes at the same addresses in all processes that are forked from now on."""
+    words = tuple(x.share_memory_() for x in inboxes(["cpu"] * ranks, elements, dtype).words)
+    starts = torch.tensor([x.data_ptr() for x in words], dtype=torch.int64)
+    return Inboxes(words, (starts,) * ranks)
+
+
+def take_part(
+    rank: int, of: Sequence[Inboxes], rounds: Sequence[Sequence[Tensor]], late: Sequence[float]
+) -> None:
+    """A rank in a process of its own: both halves in one launch, several rounds with two inboxes in turn."""
+    error, patience = ints(0), ints(1_000_000)
+    for xs, seconds in zip(rounds, late, strict=True):
+        time.sleep(seconds)
+        total = all_reduce(xs[rank], of[0], rank, patience=patience, error=error)
+        gathered = all_gather(total, of[1], rank, patience=patience, error=error)
+        expected = reference_all_reduce(xs)
+        assert int(error) == 0
+        assert same_bits(total, expected)
+        assert same_bits(gathered, reference_all_gather([expected] * len(xs)))
+
+
+@pytest.mark.skipif(not ONE_BY_ONE, reason="Triton's interpreter is not chosen")
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_ranks_that_wait_for_each_other(ranks: int) -> None:
+    """As processes they may run at the same time even where launches run one by one."""
+    rounds = [drawn(n, ranks, torch.float16, 1, 601) for n in range(12)]
+    of = [in_shared_memory(ranks, 601, torch.float16) for _ in range(2)]
+    late = np.random.default_rng(ranks).random((ranks, len(rounds))) * 0.01
+    fork = multiprocessing.get_context("fork")
+    group = [
+        fork.Process(target=take_part, args=(rank, of, rounds, late[rank].tolist()), daemon=True)
+        for rank in range(ranks)
+    ]
+    for one in group:
+        one.start()
+    for one in group:
+        one.join(60)
+    assert [one.exitcode for one in group] == [0] * ranks
+    assert all(are_empty(each) for each in of)
 
 
 class TestArguments:

@@ -5,9 +5,9 @@
     us of a call = slowest rank's (event after - event before its graph) / CALLS,   median of REPLAYS
 
 One rank a card, 2, 4 and 8 of them as far as there are cards; with --shared also as streams of the first
-card. `bytes` are those of one rank's x, bf16, in either collective. A rank's graph holds CALLS collectives, which
-alternate between two inboxes. Before each replay all ranks meet in one collective more, and all replays are
-queued behind a kernel that only waits: so ranks begin together, and the host is ahead.
+card. `bytes` are those of one rank's x, bf16, in either collective. A rank's graph holds CALLS collectives,
+which alternate between two inboxes. Before each replay all ranks meet in one collective more, and all replays
+are queued behind a kernel that only waits: so ranks begin together, and the host is ahead.
 
 Results are compared first, with those of float64, and between ranks to the bit: what is wrong gets no time.
 Our ranks are streams of this process, and a rank that waits gives up after PATIENCE looks. --peers: NCCL's
@@ -481,7 +481,9 @@ def main(
                 try:
                     peer(method, ranks, BYTES, path)
                 except Exception as error:
-                    say(f"{method}, {ranks} ranks: {one_line(error)}")
+                    # The trace of a process ends with its error.
+                    lines = str(error).strip().splitlines() or [type(error).__name__]
+                    say(f"{method}, {ranks} ranks failed: {lines[-1]}")
         for line in table(path):
             say(line)
     for line in failed:
