@@ -111,9 +111,11 @@ class Link:
     max_devices: Count = Field(description="devices that it connects at most")
     algorithms: tuple[Algorithm, ...] = Field(description="what collectives may use; the fastest is taken")
     source: str = _source()
-    push_start_s: Seconds | None = Field(None, description="start of pushed collectives and puts, s")
-    push_per_peer_s: Seconds | None = Field(None, description="what each peer adds to pushed, s")
-    push_efficiency: Share | None = Field(None, description="share of bytes_per_s that pushed words reach")
+    push_start_s: Seconds | None = Field(default=None, description="start of pushed collectives and puts, s")
+    push_per_peer_s: Seconds | None = Field(default=None, description="what each peer adds to pushed, s")
+    push_efficiency: Share | None = Field(
+        default=None, description="share of bytes_per_s that pushed words reach"
+    )
 
     def __post_init__(self) -> None:
         # On a ring only neighbours are one hop apart; the other algorithms' formulas ignore distance.

@@ -50,14 +50,14 @@ class Meeting:
         """Replaces a rank's x by the sum of all ranks'."""
         all_reduce(
             x, self.sites[op.name, layer], rank,
-            patience=self.patience[rank], error=self.error, code=self.code, out=x,
+            patience=self.patience[rank], error=self.error, code=self.code, out=x, chained=True,
         )  # fmt: skip
 
     def all_gather(self, op: Op, layer: int, rank: int, x: Tensor, out: Tensor) -> None:
         """Puts the columns of all ranks' x side by side."""
         all_gather(
             x, self.sites[op.name, layer], rank,
-            patience=self.patience[rank], error=self.error, code=self.code, out=out,
+            patience=self.patience[rank], error=self.error, code=self.code, out=out, chained=True,
         )  # fmt: skip
 
 

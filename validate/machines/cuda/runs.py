@@ -6,7 +6,7 @@ First runs compile, fill caches and capture. More are discarded until those that
 WARM_S. They are rehearsals: of a long run one does, which launches each graph a few hundred times. At first a
 card's clocks are low, and launches take twice as long. The next runs count; before each the host is kept busy
 until it is at its pace (`pace`), as it is when it decodes all the time. The states of a case are reset before
-each run. All ranks of a mesh share the card.
+each run. Each rank of a mesh has its card.
 """
 
 import gc
@@ -224,7 +224,7 @@ class RealCard:
             " runs were thrown away",
             "cache": "as the run itself leaves it; launches of an operator go round as many sets of operands"
             " as the L2 cache has no room for",
-            "how": f"captured graphs on streams, all ranks on one card; {self.operands}",
+            "how": f"captured graphs on streams, each rank on its card; {self.operands}",
             **({"memory": self.memory} if self.memory else {}),
             **({"prepared": self._prepared} if runs else {}),
             **({"captured": f"{self.captured} graphs in runs that count"} if self.captured else {}),
