@@ -513,7 +513,7 @@ def _fits_of(device: DeviceInUse) -> FittedProfile | None:
 def _described(device: DeviceInUse, link: Link | None, formats: str, overheads: Overheads) -> dict[str, Any]:
     """Returns the provenance's entries for the device, its prices and the costs of its verbs."""
     spec, profile = device.spec, device.profile
-    names = [name for name, each in spec.links.items() if each == link]
+    names = [name for name, each in spec.links.items() if link in (each, each.by_libraries())]
     return {
         "device": {
             "name": spec.name,
