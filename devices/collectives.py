@@ -9,18 +9,20 @@ k = ceil(log2 n):
 
     algorithm   all_gather, reduce_scatter          all_reduce
     ring        a + u + (n-1) (s + B/(n b))         a + u + 2 (n-1) (s + B/(n b))
-    one_shot    a + (n-1) (p + B/(n b))             a + (n-1) (p + B/b)
+    one_shot    a + v + (n-1) (p + B/(n b))         a + v + (n-1) (p + B/b)
     tree        a + u + k s + (n-1) B/(n b)         a + u + 2 k (s + B/b)
-    pushed      a' + (n-1) (p' + B/(n e b))         a' + (n-1) (p' + B/(e b))
+    pushed      a + (n-1) (q + B/(n e b))           a + (n-1) (q + B/(e b))
 
     put         a + s + B/b                         one step to the next rank, without a library's setup
-                a' + p' + B/(e b)                   where words are pushed
+                a + q + B/(e b)                     where words are pushed, if that is less
 
 ring: Thakur, Rabenseifner and Gropp 2005, section 4. one_shot: every rank reads every other rank's
-data through one port. pushed: every rank writes its words into every other rank's memory, where they are
-their own flags (`simcore.kernels.collectives`); a' = push_start_s, p' = push_per_peer_s, e = push_efficiency.
-tree: recursive doubling or halving (same paper) for one pass; for all_reduce a
-binomial reduction and a binomial broadcast. On a ring only `ring` is allowed (`Link` checks it).
+data through one port; v = one_shot_setup_s. tree: recursive doubling or halving (same paper) for one
+pass; for all_reduce a binomial reduction and a binomial broadcast. pushed: every rank writes its words
+into every other rank's memory, where they are their own flags (`simcore.kernels.collectives`); q =
+push_per_peer_s, e = push_efficiency. There are kernels of all_gather and all_reduce; an
+exchange_priority is taken for an all_gather, a put for one of two ranks, and a reduce_scatter is not
+pushed. On a ring only `ring` is allowed (`Link` checks it).
 """
 
 from collections.abc import Callable, Mapping
@@ -47,13 +49,15 @@ def ring_all_reduce_s(size_bytes: float, ranks: int, link: Link) -> float:
 
 
 def one_shot_pass_s(size_bytes: float, ranks: int, link: Link) -> float:
-    """Returns the seconds until each rank has read its peers' n-th parts: a + (n-1) (p + B/(n b))."""
-    return link.latency_s + (ranks - 1) * (link.per_peer_s + size_bytes / (ranks * link.bytes_per_s))
+    """Returns the seconds until each rank has read its peers' n-th parts: a + v + (n-1) (p + B/(n b))."""
+    start_s = link.latency_s + link.one_shot_setup_s
+    return start_s + (ranks - 1) * (link.per_peer_s + size_bytes / (ranks * link.bytes_per_s))
 
 
 def one_shot_all_reduce_s(size_bytes: float, ranks: int, link: Link) -> float:
-    """Returns the seconds until each rank has read and summed its peers' tensors: a + (n-1) (p + B/b)."""
-    return link.latency_s + (ranks - 1) * (link.per_peer_s + size_bytes / link.bytes_per_s)
+    """Returns the seconds until each rank has read and summed its peers' tensors: a + v + (n-1) (p + B/b)."""
+    start_s = link.latency_s + link.one_shot_setup_s
+    return start_s + (ranks - 1) * (link.per_peer_s + size_bytes / link.bytes_per_s)
 
 
 def tree_pass_s(size_bytes: float, ranks: int, link: Link) -> float:
@@ -70,21 +74,20 @@ def tree_all_reduce_s(size_bytes: float, ranks: int, link: Link) -> float:
 
 
 def pushed_pass_s(size_bytes: float, ranks: int, link: Link) -> float:
-    """Returns the seconds until each rank has its peers' n-th parts: a' + (n-1) (p' + B/(n e b))."""
+    """Returns the seconds until each rank has its peers' n-th parts: a + (n-1) (q + B/(n e b))."""
     return _pushed_s(size_bytes / ranks, ranks, link)
 
 
 def pushed_all_reduce_s(size_bytes: float, ranks: int, link: Link) -> float:
-    """Returns the seconds until each rank has summed its peers' tensors: a' + (n-1) (p' + B/(e b))."""
+    """Returns the seconds until each rank has summed its peers' tensors: a + (n-1) (q + B/(e b))."""
     return _pushed_s(size_bytes, ranks, link)
 
 
 def _pushed_s(part_bytes: float, ranks: int, link: Link) -> float:
-    start_s, peer_s, efficiency = link.push_start_s, link.push_per_peer_s, link.push_efficiency
-    assert start_s is not None
+    peer_s, efficiency = link.push_per_peer_s, link.push_efficiency
     assert peer_s is not None
     assert efficiency is not None
-    return start_s + (ranks - 1) * (peer_s + part_bytes / (efficiency * link.bytes_per_s))
+    return link.latency_s + (ranks - 1) * (peer_s + part_bytes / (efficiency * link.bytes_per_s))
 
 
 def put_s(size_bytes: float, link: Link) -> float:
@@ -95,22 +98,17 @@ def put_s(size_bytes: float, link: Link) -> float:
     moves one message each way and signals it; on a ring it is the collective on two chips, an upper
     bound, because the collective waits for both directions.
     """
-    if link.pushes:
-        return _pushed_s(size_bytes, 2, link)
-    return link.latency_s + link.step_s + size_bytes / link.bytes_per_s
+    by_step_s = link.latency_s + link.step_s + size_bytes / link.bytes_per_s
+    return min(by_step_s, _pushed_s(size_bytes, 2, link)) if link.pushes else by_step_s
 
 
-_ONE_PASS: Mapping[str, Cost] = {
-    "ring": ring_pass_s,
-    "one_shot": one_shot_pass_s,
-    "tree": tree_pass_s,
-    "pushed": pushed_pass_s,
-}
+_ONE_PASS: Mapping[str, Cost] = {"ring": ring_pass_s, "one_shot": one_shot_pass_s, "tree": tree_pass_s}
+_GATHERED: Mapping[str, Cost] = {**_ONE_PASS, "pushed": pushed_pass_s}
 
 COSTS: Mapping[str, Mapping[str, Cost]] = {
-    "all_gather": _ONE_PASS,
+    "all_gather": _GATHERED,
     "reduce_scatter": _ONE_PASS,
-    "exchange_priority": _ONE_PASS,
+    "exchange_priority": _GATHERED,
     "all_reduce": {
         "ring": ring_all_reduce_s,
         "one_shot": one_shot_all_reduce_s,
@@ -141,4 +139,9 @@ def collective_seconds(op: Op, link: Link) -> tuple[float, str]:
     if op.ranks == 1:
         return 0.0, "none"
     costs = COSTS[op.kind]
-    return min((costs[name](size_bytes, op.ranks, link), name) for name in link.algorithms)
+    able = [name for name in link.algorithms if name in costs]
+    if not able:
+        raise InputError(
+            f"{op.kind} {op.name}: none of the algorithms {', '.join(link.algorithms)} does that"
+        )
+    return min((costs[name](size_bytes, op.ranks, link), name) for name in able)

@@ -15,7 +15,7 @@ REQUIRED = ("name", "memory_bytes", "hbm_bytes_per_s", "flops_per_s")
 # Fields that a link may leave out; its rate is required.
 OPTIONAL_IN_LINK = (
     "kind", "topology", "latency_s", "setup_s", "step_s", "per_peer_s", "relative_error", "max_devices",
-    "algorithms", "source", "push_start_s", "push_per_peer_s", "push_efficiency",
+    "algorithms", "source", "one_shot_setup_s", "push_per_peer_s", "push_efficiency",
 )  # fmt: skip
 ASSUMED = "assumed: "
 NO_SOURCE = "given by the file, no source"
@@ -70,13 +70,17 @@ def _link(name: str, link: object, like: Document, sources: dict[str, str]) -> o
     near = kind if isinstance(kind, str) and kind in like["links"] else like["default_link"]
     known = like["links"][near]
     assumed = {key: known[key] for key in OPTIONAL_IN_LINK if key not in link and key in known}
+    if "algorithms" in assumed and kind != near:
+        # Other links need not reach memory.
+        assumed["algorithms"] = [name for name in assumed["algorithms"] if name != "pushed"]
     why = dict.fromkeys(assumed, f"as {near} of {like['name']} has it")
     for key, value in (("relative_error", LINK_ERROR), ("max_devices", LINK_DEVICES)):
         if key in assumed:
             assumed[key], why[key] = value, f"{value}, for nothing is known of it"
     if "algorithms" in assumed and link.get("topology") == "ring":
         assumed["algorithms"], why["algorithms"] = ["ring"], "what runs on a ring"
-    if "pushed" not in (link | assumed)["algorithms"]:
+    algorithms = (link | assumed)["algorithms"]
+    if not (isinstance(algorithms, list) and "pushed" in algorithms):
         assumed = {key: value for key, value in assumed.items() if not key.startswith("push_")}
     words = {"kind": kind, "source": NO_SOURCE}
     sources |= {f"links.{name}.{key}": f"{ASSUMED}{why[key]}" for key in assumed if key not in words}

@@ -111,7 +111,9 @@ class Link:
     max_devices: Count = Field(description="devices that it connects at most")
     algorithms: tuple[Algorithm, ...] = Field(description="what collectives may use; the fastest is taken")
     source: str = _source()
-    push_start_s: Seconds | None = Field(default=None, description="start of pushed collectives and puts, s")
+    one_shot_setup_s: Seconds = Field(
+        default=0.0, description="what a library's one_shot pays once besides, s"
+    )
     push_per_peer_s: Seconds | None = Field(default=None, description="what each peer adds to pushed, s")
     push_efficiency: Share | None = Field(
         default=None, description="share of bytes_per_s that pushed words reach"
@@ -126,28 +128,27 @@ class Link:
                 raise InputError(f"algorithm {name!r} does not run on {runs}")
         if not self.algorithms:
             raise InputError(f"algorithms is empty; a {self.topology} takes {', '.join(allowed)}")
-        for key in ("push_start_s", "push_per_peer_s", "push_efficiency"):
-            if self.pushes and getattr(self, key) is None:
+        for key in ("push_per_peer_s", "push_efficiency"):
+            given = getattr(self, key) is not None
+            if self.pushes and not given:
                 raise InputError(f"missing key {key!r}, which algorithm 'pushed' needs")
+            if given and not self.pushes:
+                raise InputError(f"{key} is of algorithm 'pushed', which is not among algorithms")
 
     @property
     def pushes(self) -> bool:
         """Whether pushed collectives are among the algorithms."""
         return "pushed" in self.algorithms
 
-    @property
-    def start_s(self) -> float:
-        """The start of the fastest collectives."""
-        return self.push_start_s if self.pushes and self.push_start_s is not None else self.latency_s
-
-    def starting_at(self, seconds: float) -> "Link":
-        """Returns the link with this start of every collective and put."""
-        return replace(self, latency_s=seconds, push_start_s=seconds if self.pushes else None)
-
     def by_libraries(self) -> "Link":
-        """Returns the link without pushed collectives, which no library has."""
+        """Returns the link without pushed collectives, which no library has. Raises InputError if there are
+        no others."""
+        if not self.pushes:
+            return self
         left = tuple(name for name in self.algorithms if name != "pushed")
-        return replace(self, algorithms=left) if left else self
+        if not left:
+            raise InputError("algorithms: serving takes collectives of libraries; give one besides pushed")
+        return replace(self, algorithms=left, push_per_peer_s=None, push_efficiency=None)
 
 
 @dataclass(frozen=True, config=STRICT)

@@ -335,8 +335,7 @@ def _on_device(scenario: Scenario, where: str, device: DeviceInUse, place: Place
             raise InputError(f"{where}: {error}") from None
     link = _link(where, spec, scenario.link)
     if link is not None and isinstance(scenario, ServingScenario):
-        # Engines meet by collectives of libraries.
-        link = link.by_libraries()
+        link = _of_libraries(where, link)
     config = _model(where, scenario.model)
     if place.start is not simulated and config.quantization and scenario.dtype is None:
         of = f"its quantization_config ({config.quantization.method}) has formats that only sim prices"
@@ -611,6 +610,14 @@ def _link(where: str, spec: DeviceSpec, name: str | None) -> Link | None:
     return found
 
 
+def _of_libraries(where: str, link: Link) -> Link:
+    """Returns the link of a serving study: engines meet by collectives of libraries."""
+    try:
+        return link.by_libraries()
+    except InputError as error:
+        raise InputError(f"{where}: device: links: {error}") from None
+
+
 def model_path(name: str) -> Path:
     """Returns the config file of a model: a path, or that of a model of the catalogue."""
     return Path(name) if is_path(name, ".json") else MODELS / f"{name}.json"
@@ -674,7 +681,7 @@ def _hardware(
             known = replace(cast(Any, table), assumed={})
         if link is None or latency_s is None:
             return device.pricer(link=here, profile=known, ranks=ranks)
-        here = link.starting_at(latency_s)
+        here = replace(cast(Any, link), latency_s=latency_s)
         crossing, local = device.pricer(link=here, profile=known, ranks=ranks), price(ranks, None, free)
         # A local op costs the same on every link.
         return lambda op: crossing(op) if op.axis or op.parts else local(op)
@@ -693,7 +700,7 @@ def _hardware(
         memory_bytes=spec.memory_bytes,
         hbm_bytes_per_s=spec.hbm_bytes_per_s,
         max_devices=link.max_devices if link else 1,
-        link_latency_s=link.start_s if link and table is None else None,
+        link_latency_s=link.latency_s if link and table is None else None,
         style=lambda ranks: cast(Style, spec.tensor_parallel_style(ranks)),
         usable=usable,
         dtypes=_dtypes(scenario, config, table),

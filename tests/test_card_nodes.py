@@ -109,7 +109,8 @@ def test_verbs_cost_what_the_place_says_unless_the_scenario_does() -> None:
         rows = parts.study.run(lambda *_: None).rows
         return next(float(row.value) for row in rows if row.metric == "token_latency_s" and row.value)
 
-    waits = latency_s({"wait_s": 1e-3}, {}) - latency_s({"wait_s": 0.0}, {})
-    # Of two tokens the second one begins when the first has been waited for.
-    assert waits == pytest.approx(1e-3 / 2)
-    assert latency_s({"wait_s": 1e-3}, {"wait_s": 0.0}) == latency_s({"wait_s": 0.0}, {})
+    none = {"launch_s": 0.0, "return_s": 0.0}
+    launches = latency_s({**none, "launch_s": 1e-6}, {}) - latency_s(none, {})
+    # Of two tokens the second one is launched while the first is computed.
+    assert launches == pytest.approx(1e-6 / 2)
+    assert latency_s({**none, "launch_s": 1e-6}, {"launch_s": 0.0}) == latency_s(none, {"launch_s": 0.0})

@@ -526,7 +526,7 @@ def test_a_run_that_captures_is_not_timed() -> None:
             del program
             return self.trace
 
-    case: Any = SimpleNamespace(warm=False, run_s=math.inf, reset=lambda: None)
+    case: Any = SimpleNamespace(warm=False, joined=False, run_s=math.inf, reset=lambda: None)
     begin: Any = lambda rehearsal: Restless()  # noqa: E731
     with pytest.raises(InputError, match="restless: 1 graphs were captured in the run that counts"):
         CountedRun(case, begin, "restless", untold).run(lambda m: iter(()))
@@ -578,7 +578,7 @@ def test_runs_are_thrown_away_until_they_have_worked_long_enough(
 
     even = Even(lambda: 1.0)
     monkeypatch.setattr(card_real, "pace", lambda: even)
-    case: Any = SimpleNamespace(warm=False, run_s=math.inf, reset=lambda: None)
+    case: Any = SimpleNamespace(warm=False, joined=False, run_s=math.inf, reset=lambda: None)
     begin: Any = lambda rehearsal: Timed()  # noqa: E731
     counted = [CountedRun(case, begin, "timed", untold) for _ in range(2)]
     if len(captures) > card_real.MOST_WARM_UPS:
@@ -609,7 +609,7 @@ def test_a_run_that_is_over_holds_its_case_no_more() -> None:
     class Held:
         """Something that can be looked for."""
 
-        warm = False
+        warm = joined = False
 
         def reset(self) -> None:
             """Nothing to do."""
@@ -625,7 +625,7 @@ def test_a_run_that_is_over_holds_its_case_no_more() -> None:
 
 def test_a_card_is_idle_when_a_run_begins(monkeypatch: pytest.MonkeyPatch) -> None:
     api, order = FakeCudaApi(), list[str]()
-    card = Card([object()], api)
+    card = Card([SimpleNamespace(device=None, begin_run=lambda **_: None)], api)
     monkeypatch.setattr(api, "synchronize", lambda: order.append("idle"))
     monkeypatch.setattr(Memory, "reset", lambda self: order.append("zeros"))
     card.reset()
@@ -859,7 +859,7 @@ def test_a_long_run_is_rehearsed_once() -> None:
             del program
             return self.trace
 
-    case: Any = SimpleNamespace(warm=False, run_s=math.inf, reset=lambda: None)
+    case: Any = SimpleNamespace(warm=False, joined=False, run_s=math.inf, reset=lambda: None)
     begin: Any = Long
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(card_real, "SHORT_S", 0.0)

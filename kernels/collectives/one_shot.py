@@ -28,7 +28,8 @@ take the places of those that others still wait for.
 
 Waiting is bounded. `patience` is how often a program looks at a block of an inbox at most. With a patience of
 0 it does not wait and tells of no error, so that kernels can be loaded and captured before there are other
-ranks. Inboxes from which a launch gave up have to be cleared.
+ranks. A launch that gives up sets it to 0, so that those behind it wait no more. Inboxes from which a launch
+gave up have to be cleared.
 """
 
 from collections.abc import Sequence
@@ -241,8 +242,11 @@ def _one_shot_kernel(
                         tl.store(out_ptr + to, given.to(tl.int16), mask=2 * at < count)
                         to = _place(2 * at + 1, columns, source, RANKS)
                         tl.store(out_ptr + to, (given >> 16).to(tl.int16), mask=2 * at + 1 < count)
-        if error_ptr is not None and (late == 1) & (patience > 0):
-            tl.store(error_ptr, code)
+        if (late == 1) & (patience > 0):
+            # What comes behind it on this card would wait in vain, too.
+            tl.store(patience_ptr, 0)
+            if error_ptr is not None:
+                tl.store(error_ptr, code)
 
 
 @launching

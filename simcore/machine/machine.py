@@ -26,8 +26,8 @@ What a launch means, on every machine:
    to replay (by 1 if `advance` is left out). `stop()` ends it at the next boundary between two replays, and
    so does an item that arrives in the inbox `until` (one replay runs even if an item is there already).
 7. Launches `within` an earlier one are captured with it as one graph, where a machine captures. The host then
-   pays for one launch, and for the kernels of each; gates, flags and signals are as if each were a launch of
-   its own.
+   pays for one launch, and for the kernels of each as it comes to them. Gates, flags and signals are as if
+   each were a launch of its own.
 """
 
 from collections.abc import Callable, Generator, Mapping, Sequence

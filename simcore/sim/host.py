@@ -226,6 +226,8 @@ class SimMachine:
         self._busy_until_s = 0.0
         # A launch not yet given to the device: if the host waits for it at once, it may need no event.
         self.deferred: RowLaunch | None = None
+        # The last launch that began a captured sequence, unless the host has waited since.
+        self._leader: object = None
         self._along: dict[tuple[str, int], int] = {}
         # The sizes now in the device's memory.
         self._device_sizes: dict[str, int] = {}
@@ -276,7 +278,13 @@ class SimMachine:
         batch: Callable[[], Any] | None = None,
         within: Ticket | None = None,
     ) -> Ticket:
-        """Queues a graph; see Machine. Raises ValueError if a size is missing or `repeat` is below 1."""
+        """Queues a graph; see Machine. Raises ValueError if a size is missing, `repeat` is below 1, or `within`
+        is not this host's last launch outside of others, or a wait came since."""
+        if within is not None and within is not self._leader:
+            raise ValueError(
+                f"graph {graph.name}: within has to be the last launch of this rank that was within none,"
+                " before anything is waited for"
+            )
         if repeat < 1:
             raise ValueError(f"graph {graph.name}: repeat is {repeat}; 1 is the least")
         if self.deferred is not None:
@@ -308,6 +316,7 @@ class SimMachine:
                 self._submit_row(row)
             else:
                 self.deferred = row
+            self._leader = self._leader if within is not None else row
             return row
         if not given.keys() >= graph.needs:
             missing = graph.needs.difference(given)
@@ -323,6 +332,7 @@ class SimMachine:
         ticket.on_stop = partial(self._stop, launch)
         self.watch(launch)
         sim.submit(launch)
+        self._leader = self._leader if within is not None else ticket
         return ticket
 
     def submit_deferred(self) -> None:
@@ -377,7 +387,7 @@ class SimMachine:
 
     def wait(self, *tickets: Ticket) -> Wait:
         """Returns a wait that ends when all tickets are done and the host has seen it."""
-        deferred = self.deferred
+        self._leader, deferred = None, self.deferred
         if deferred is not None:
             if len(tickets) == 1 and tickets[0] is deferred:
                 self.deferred = None
@@ -456,6 +466,7 @@ class SimMachine:
 
     def read(self, flag: Flag, after: Ticket) -> Wait:
         """Returns a wait that gives the flag's value when `after` is done."""
+        self._leader = None
         self.submit_deferred()
         return self._env.result(self._read(flag, after), last=True)
 
@@ -468,6 +479,7 @@ class SimMachine:
 
     def recv(self, inbox: str, timeout_s: float | None = None) -> Wait:
         """Returns a wait that gives the next item of an inbox, or None after `timeout_s`."""
+        self._leader = None
         self.submit_deferred()
         return self._env.result(self._recv(inbox, timeout_s), last=True)
 

@@ -59,7 +59,7 @@ Seed = Annotated[
 ]
 Unused = Annotated[int, Field(ge=0, lt=2**63, description="nothing is drawn: for the record")]
 # Costs of a launch besides `launch_s`.
-WITH_LAUNCH = "launch_kernel_s", "return_s", "start_s", "within_s", "batch_s", "prompt_s"
+WITH_LAUNCH = "launch_kernel_s", "return_s", "start_s", "batch_s", "prompt_s"
 _COSTS: Mapping[str, Any] = {cost.name: Field(None, **cost.metadata) for cost in fields(Overheads)}
 
 

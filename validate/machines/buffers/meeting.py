@@ -20,7 +20,7 @@ from simcore.validate.machines.buffers.decoder import layer_after
 from simcore.validate.machines.state import torch_dtype
 
 # Looks at an inbox before a rank gives up: some seconds.
-PATIENCE = 20_000_000
+PATIENCE = 5_000_000
 # The collective, and the layer in which it stands.
 Site = tuple[str, int]
 
@@ -62,15 +62,22 @@ class Meeting:
 
 
 def meeting(model: Decoder, devices: Sequence[torch.device | str]) -> Meeting:
-    """Makes room for the collectives of a model's token, for ranks on these devices. Raises RuntimeError if
-    two of the devices do not see each other's memory."""
-    peers_see_each_other(devices)
+    """Makes room for the collectives of a model's token, for ranks on these devices. Raises ValueError if two
+    of the devices do not see each other's memory, and for a token with fewer than two collectives: between
+    two uses of an inbox its ranks have to meet elsewhere."""
+    try:
+        peers_see_each_other(devices)
+    except RuntimeError as error:
+        raise ValueError(f"ranks need cards that see each other's memory: {error}") from None
     sites: dict[Site, Inboxes] = {}
     layer = 0
     for op in model.token_step.ops:
         if op.ranks > 1:
+            assert (op.name, layer) not in sites, op.name
             elements = op["elements"] // (op.ranks if op.kind == "all_gather" else 1)
             sites[op.name, layer] = inboxes(devices, elements, torch_dtype(op.dtype))
         layer = layer_after(op, layer)
+    if len(sites) < 2:
+        raise ValueError("ranks that meet once a token, in one layer alone, are not run on cards")
     patience = [torch.zeros(1, dtype=torch.int32, device=device) for device in devices]
     return Meeting(devices, sites, patience)

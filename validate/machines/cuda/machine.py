@@ -4,13 +4,14 @@
     after        its stream waits for an event
     when, sets   kernels of one program (`flag_kernels`)
     signal       a counter on the card; a kernel spins until it can take the publication
-    collective   on the stream of its group's first rank, for which the streams of the other ranks wait
+    collective   on the stream of its group's first rank, for which the streams of the other ranks wait; or
+                 inside stages, by kernels of ranks that see each other's memory (`CardState.joined`)
     repeat       DEPTH replays are queued ahead of the device, with `until` the second one just in time;
                  `stop` and `until` end it behind those
 
-All ranks are streams of one card, and all hosts share one thread, so the order of queueing is known: a launch
-that has to wait for work that is not queued yet (the last rank of a collective, a ticket's launch) is held
-back on the host until that work is queued.
+Ranks are streams of one card, or have a card each. All hosts share one thread, so the order of queueing is
+known: a launch that has to wait for work that is not queued yet (the last rank of a collective, a ticket's
+launch) is held back on the host until that work is queued.
 
 A stage that comes for the first time is launched by Python and then captured: a first run of a program does
 that, and its times do not count (`fresh` counts the stages that it captured). Such a run may be a rehearsal,

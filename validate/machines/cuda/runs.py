@@ -55,6 +55,11 @@ class _Case:
     warm: bool = False
     run_s: float = math.inf
 
+    @property
+    def joined(self) -> bool:
+        """Whether ranks wait for each other inside captured stages."""
+        return any(state.joined for state in self.card.states)
+
     def reset(self) -> None:
         """Resets the states to the start of a run."""
         with torch.inference_mode():
@@ -161,7 +166,7 @@ def _warm_up(case: _Case, once: Once) -> None:
         else:
             case.warm, case.run_s = True, run_s
             warm_s += run_s
-    if any(state.joined for state in case.card.states):
+    if case.joined:
         # In rehearsals ranks do not wait for each other.
         case.run_s = once(False)[1]
 
