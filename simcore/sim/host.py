@@ -278,8 +278,8 @@ class SimMachine:
         batch: Callable[[], Any] | None = None,
         within: Ticket | None = None,
     ) -> Ticket:
-        """Queues a graph; see Machine. Raises ValueError if a size is missing, `repeat` is below 1, or `within`
-        is not this host's last launch outside of others, or a wait came since."""
+        """Queues a graph; see Machine. Raises ValueError if a size is missing, if `repeat` is below 1, and
+        if `within` is not this host's last launch outside of others, or a wait came since."""
         if within is not None and within is not self._leader:
             raise ValueError(
                 f"graph {graph.name}: within has to be the last launch of this rank that was within none,"
