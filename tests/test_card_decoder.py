@@ -156,6 +156,27 @@ def test_ranks_that_meet_by_kernels_decode_the_ids_of_the_cpu(
     )
 
 
+def test_ranks_that_cannot_meet_by_kernels_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An inbox is used again only after its ranks have met elsewhere."""
+    once = Decoder(replace(CONFIGS["parallel"], layers=1), ranks=2, batch=1, dtypes=F32, outside=False)
+    with pytest.raises(ValueError, match="meet once a token"):
+        meeting.meeting(once, ["cpu", "cpu"])
+    twice = Decoder(replace(GQA, layers=1), ranks=2, batch=1, dtypes=F32, outside=False)
+    assert list(meeting.meeting(twice, ["cpu", "cpu"]).sites) == [("attn_reduce", 0), ("mlp_reduce", 0)]
+
+    def apart(devices: Any) -> None:
+        raise RuntimeError(f"{devices[0]} cannot see the memory of {devices[1]}")
+
+    monkeypatch.setattr(meeting, "peers_see_each_other", apart)
+    with pytest.raises(ValueError, match="cards that see each other's memory: cpu cannot see"):
+        meeting.meeting(twice, ["cpu", "cpu"])
+    model = Decoder(GQA, ranks=2, batch=1, dtypes=F32)
+    with pytest.raises(ValueError, match="2 ranks on 1 devices"):
+        card_decoder_states(
+            model, {"tensor": 2}, SEED, CONTEXT, 1, device="cpu", drawn_on="cpu", devices=["cpu"]
+        )
+
+
 def test_one_step_is_captured_once_for_all_tokens() -> None:
     if HAS_GPU:
         pytest.skip("counted where nothing has to be compiled")

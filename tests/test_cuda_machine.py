@@ -30,7 +30,7 @@ from simcore.validate.machines.cuda import cuda_api
 from simcore.validate.machines.cuda import machine as card_machine
 from simcore.validate.machines.cuda.cuda_api import CudaApi, TorchCudaApi, seen_together
 from simcore.validate.machines.cuda.machine import DEPTH, Card, CardRun
-from simcore.validate.machines.cuda.records import OrderError
+from simcore.validate.machines.cuda.records import Clocks, OrderError
 from simcore.validate.machines.state import CardState
 from tests import fake_card
 from tests.fake_card import FakeCudaApi
@@ -711,6 +711,26 @@ def test_looks_at_both_clocks_may_be_wrong(monkeypatch: pytest.MonkeyPatch, off_
         spans = [span for span in run.trace.spans if span.rank == 0]
         assert [span.start_s for span in spans] == sorted(span.start_s for span in spans)
         assert all(span.start_s >= span.issued_s for span in spans)
+
+
+def test_each_card_has_a_clock_of_its_own() -> None:
+    """Events (card, its seconds) of two cards whose clocks differ, and one of which runs twice as fast."""
+
+    class Two:
+        def where(self, event: tuple[int, float]) -> int:
+            return event[0]
+
+        def elapsed_s(self, before: tuple[int, float], after: tuple[int, float]) -> float:
+            assert before[0] == after[0]
+            return after[1] - before[1]
+
+    api: Any = Two()
+    first = [((0, 5.0), 1.0), ((1, 100.0), 1.5)]
+    last = [((0, 7.0), 3.0), ((1, 104.0), 3.5)]
+    clocks, events = Clocks(api, first, last, 1e-3), [(0, 6.0), (1, 101.0), (1, 103.0)]
+    assert [clocks.at(event) for event in events] == pytest.approx([2.0, 2.0, 3.0])
+    clocks.move(1.0)
+    assert [clocks.at(event) for event in events] == pytest.approx([2.002, 2.002, 3.002])
 
 
 def test_a_clock_that_is_more_off_than_looking_says_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -230,6 +230,32 @@ def test_launches_within_one_cost_the_host_their_kernels(rows: bool, within_s: f
     assert at_s == pytest.approx([1.1, 1.1 + each, 1.1 + 2 * each, 1.3 + 2 * each])
 
 
+def test_a_sequence_is_given_as_a_whole() -> None:
+    graph = Graph("one", (toy("op", 10),))
+    wrong = list[str]()
+
+    def within(m: Machine, ticket: object) -> None:
+        with pytest.raises(ValueError, match="within has to be the last launch of this rank") as error:
+            m.launch(graph, within=ticket)  # type: ignore[arg-type]
+        wrong.append(str(error.value))
+
+    def program(m: Machine) -> Program:
+        first = m.launch(graph)
+        second = m.launch(graph, within=first)
+        within(m, second)
+        other = m.launch(graph)
+        within(m, first)
+        m.launch(graph, within=other)
+        yield m.wait(other)
+        within(m, other)
+        third = m.launch(graph)
+        yield m.recv("nothing", timeout_s=0.0)
+        within(m, third)
+
+    simulated(program)
+    assert len(wrong) == 4
+
+
 @pytest.mark.parametrize("rows", [False, True])
 @pytest.mark.parametrize(
     ("return_s", "start_s", "begins_s"),
