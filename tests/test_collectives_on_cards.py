@@ -218,12 +218,16 @@ class TestInterpreted:
     @pytest.mark.parametrize("collective", [all_reduce, all_gather])
     @pytest.mark.parametrize("code", [1, 7])
     def test_what_does_not_come_is_told(self, collective: Callable[..., Tensor], code: int) -> None:
-        """One rank of three has not sent; what the other one sent is gone afterwards."""
+        """One rank of three has not sent; what the other one sent is gone afterwards. Who has given up once
+        waits no more."""
         xs, of, error = drawn(1, 3, torch.float16, 4, 300), inboxes(["cpu"] * 3, 1200, torch.float16), ints(0)
         collective(xs[2], of, 2, patience=ints(3), half="send")
-        collective(xs[0], of, 0, patience=ints(3), half="take")
-        collective(xs[0], of, 0, patience=ints(3), half="take", error=error, code=code)
+        patience = ints(3)
+        collective(xs[0], of, 0, patience=patience, half="take", error=error, code=code)
         assert int(error) == code
+        assert int(patience) == 0
+        collective(xs[0], of, 0, patience=patience, half="take", error=error.zero_(), code=code)
+        assert int(error) == 0
         assert bool((of.words[0] == EMPTY.value).all())
 
     def test_a_single_missing_word_is_waited_for(self) -> None:

@@ -271,7 +271,8 @@ def all_reduce(
 
     `inboxes`: with room for x, the same on all ranks; rules at the head of this file. patience int32 [1], on
     the device: how often to look before giving up, 0 not to wait. After giving up all results are garbage,
-    and with a patience above 0 `code` is written to `error`, int32 [1] on the device or pinned. With a `gate`
+    and with a patience above 0 that is set to 0, and `code` is written to `error`, int32 [1] on the device or
+    pinned. With a `gate`
     (int32 [1]) of 0 nothing at all is done. `half`: "send" writes to the others' inboxes and returns x;
     "take" does the rest. `chained`: where the GPU can, the launch starts while the one before still ends.
 
