@@ -127,7 +127,7 @@ class Link:
                 runs = f"a {self.topology} (allowed: {', '.join(allowed)})"
                 raise InputError(f"algorithm {name!r} does not run on {runs}")
         if not self.algorithms:
-            raise InputError(f"algorithms is empty; a {self.topology} takes {', '.join(allowed)}")
+            raise InputError(f"algorithms is empty; topology {self.topology} takes {', '.join(allowed)}")
         for key in ("push_per_peer_s", "push_efficiency"):
             given = getattr(self, key) is not None
             if self.pushes and not given:
@@ -147,7 +147,7 @@ class Link:
             return self
         left = tuple(name for name in self.algorithms if name != "pushed")
         if not left:
-            raise InputError("algorithms: serving takes collectives of libraries; give one besides pushed")
+            raise InputError("algorithms: is pushed alone; serving takes collectives of libraries: give one")
         return replace(self, algorithms=left, push_per_peer_s=None, push_efficiency=None)
 
 

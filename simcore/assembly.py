@@ -335,7 +335,7 @@ def _on_device(scenario: Scenario, where: str, device: DeviceInUse, place: Place
             raise InputError(f"{where}: {error}") from None
     link = _link(where, spec, scenario.link)
     if link is not None and isinstance(scenario, ServingScenario):
-        link = _of_libraries(where, link)
+        link = _of_libraries(where, link, scenario.link or spec.default_link)
     config = _model(where, scenario.model)
     if place.start is not simulated and config.quantization and scenario.dtype is None:
         of = f"its quantization_config ({config.quantization.method}) has formats that only sim prices"
@@ -351,7 +351,7 @@ def _on_device(scenario: Scenario, where: str, device: DeviceInUse, place: Place
     if (given := place.prices) is not None:
         hardware = replace(hardware, price=lambda ranks, latency_s, free: given, kept=None)
     hardware = replace(hardware, price=_all_in_graphs(hardware.price, in_graph_s))
-    described = _described(device, link, _formats(hardware.dtypes), hardware.overheads)
+    described = _described(device, link, _formats(hardware.dtypes), hardware.overheads, scenario.link)
     if isinstance(scenario, ServingScenario):
         figures = _figures(where, scenario, ServingPublished, spec, warnings, config)
         fitted = _fitted(scenario, device.profile)
@@ -509,10 +509,12 @@ def _fits_of(device: DeviceInUse) -> FittedProfile | None:
     return device.profile if isinstance(device.profile, FittedProfile) else None
 
 
-def _described(device: DeviceInUse, link: Link | None, formats: str, overheads: Overheads) -> dict[str, Any]:
-    """Returns the provenance's entries for the device, its prices and the costs of its verbs."""
+def _described(
+    device: DeviceInUse, link: Link | None, formats: str, overheads: Overheads, link_name: str | None = None
+) -> dict[str, Any]:
+    """Returns the provenance's entries for the device, its prices and the costs of its verbs; `link_name`: as
+    the scenario gives it, if it does."""
     spec, profile = device.spec, device.profile
-    names = [name for name, each in spec.links.items() if link in (each, each.by_libraries())]
     return {
         "device": {
             "name": spec.name,
@@ -520,7 +522,7 @@ def _described(device: DeviceInUse, link: Link | None, formats: str, overheads: 
             "description": spec.description,
             "sources": dict(spec.sources),
         },
-        "link": {"name": names[0], **asdict(cast(Any, link))} if link else None,
+        "link": {"name": link_name or spec.default_link, **asdict(cast(Any, link))} if link else None,
         "profile": {"name": profile.name, "source": profile.source} if profile else None,
         "basis": device.basis,
         "origin": device.origin,
@@ -610,12 +612,12 @@ def _link(where: str, spec: DeviceSpec, name: str | None) -> Link | None:
     return found
 
 
-def _of_libraries(where: str, link: Link) -> Link:
+def _of_libraries(where: str, link: Link, name: str | None) -> Link:
     """Returns the link of a serving study: engines meet by collectives of libraries."""
     try:
         return link.by_libraries()
     except InputError as error:
-        raise InputError(f"{where}: device: links: {error}") from None
+        raise InputError(f"{where}: device: links.{name}.{error}") from None
 
 
 def model_path(name: str) -> Path:

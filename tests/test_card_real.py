@@ -509,11 +509,21 @@ def test_what_a_card_does_not_run_yet_is_refused(name: str, says: str) -> None:
         check_card_runs(load_scenario(path), str(path))
 
 
-def test_ranks_that_would_share_one_card_are_refused() -> None:
-    two = {**LAYER, "strategies": [{"kind": "tensor_parallel", "ranks": [1, 2]}]}
-    with pytest.raises(InputError, match=r"strategies\[0\].ranks: is 2; --on cuda runs 1"):
-        check_card_runs(parse_scenario(two, "x"), "x")
-    check_card_runs(parse_scenario(LAYER, "x"), "x")
+@pytest.mark.parametrize(
+    ("cards", "says"), [(1, "is 4; --on cuda runs 1, on one card"), (2, "runs 1 to 2, a card")]
+)
+def test_ranks_that_would_share_a_card_are_refused(
+    cards: int, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: cards)
+    most = {**LAYER, "strategies": [{"kind": "tensor_parallel", "ranks": [1, 4]}]}
+    with pytest.raises(InputError, match=rf"strategies\[0\].ranks: .*{says}"):
+        check_card_runs(parse_scenario(most, "x"), "x")
+    fits = {**LAYER, "strategies": [{"kind": "tensor_parallel", "ranks": [1, cards]}]} if cards > 1 else LAYER
+    check_card_runs(parse_scenario(fits, "x"), "x")
+    # That there is none is said later.
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    check_card_runs(parse_scenario(most, "x"), "x")
 
 
 def test_a_run_that_captures_is_not_timed() -> None:

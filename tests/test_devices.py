@@ -17,6 +17,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from simcore.assembly import assemble
 from simcore.devices import collectives, spec
 from simcore.devices.collectives import collective_seconds
 from simcore.devices.price import pricer, roofline
@@ -25,6 +26,7 @@ from simcore.devices.spec import DeviceSpec, device_names, load_device
 from simcore.input.files import InputError
 from simcore.ops import op as ops
 from simcore.ops.op import Op, Price, Size
+from simcore.scenario import parse_scenario
 from tests.thorough import examples
 
 CATALOGUE = ("a100-sxm-80gb", "a6000", "b200-sxm", "cpu", "h100-sxm", "h200-sxm", "n150")
@@ -468,7 +470,7 @@ def test_engines_do_not_push() -> None:
     assert link.by_libraries().algorithms == ("one_shot", "ring", "tree")
     assert not link.by_libraries().pushes
     assert link.by_libraries().by_libraries() == link.by_libraries()
-    with pytest.raises(InputError, match="give one besides pushed"):
+    with pytest.raises(InputError, match="is pushed alone"):
         by_one(link, "pushed").by_libraries()
     with pytest.raises(ValueError, match="push_per_peer_s is of algorithm 'pushed'"):
         replace(link, algorithms=("ring",))
@@ -822,3 +824,25 @@ def test_only_iterations_are_by_sequences(tmp_path: Path) -> None:
     (tmp_path / "ops.csv").write_text("\n".join([f"{header},sequences", *(f"{line},1" for line in lines)]))
     with pytest.raises(InputError, match="no row otherwise"):
         load_profile("h100-sxm", str(tmp_path))
+
+
+@pytest.mark.parametrize("study", ["decode", "serving"])
+def test_a_link_that_only_pushes_is_for_decode_studies(study: str, tmp_path: Path) -> None:
+    own = {
+        "name": "own", "memory_bytes": 1e11, "hbm_bytes_per_s": 1e12, "flops_per_s": {"bf16": 1e15},
+        "links": {"nvlink": {"bytes_per_s": 1e11, "algorithms": ["pushed"]}},
+    }  # fmt: skip
+    (tmp_path / "own.yaml").write_text(yaml.safe_dump(own))
+    scenario = {"name": "x", "study": study, "device": str(tmp_path / "own.yaml"), "model": "llama-3.1-8b"}
+    if study == "decode":
+        more = {"context_tokens": 64, "strategies": [{"kind": "tensor_parallel", "ranks": 2}]}
+        found = assemble(parse_scenario({**scenario, **more}, "x"), "x")
+        assert found.described["link"]["name"] == "nvlink"
+        return
+    workload = {
+        "requests": 1, "arrivals": {"kind": "constant", "rate_per_s": 1},
+        "prompt_tokens": {"kind": "constant", "value": 9}, "output_tokens": {"kind": "constant", "value": 9},
+    }  # fmt: skip
+    more = {"workload": workload, "strategies": [{"kind": "continuous_batching"}]}
+    with pytest.raises(InputError, match=r"x: device: links.nvlink.algorithms: is pushed alone"):
+        assemble(parse_scenario({**scenario, **more}, "x"), "x")

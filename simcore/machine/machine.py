@@ -109,6 +109,20 @@ class Verdict:
 Setting = int | Condition | Verdict
 
 
+def check_within(graph: Graph, within: object, leader: object, repeat: int) -> None:
+    """Raises ValueError if a launch cannot be captured with an earlier one: `leader`, the last launch of its
+    rank outside of others, or None if its program has waited for something since."""
+    if within is None:
+        return
+    if within is not leader:
+        raise ValueError(
+            f"graph {graph.name}: within has to be the last launch of this rank that was within none, before"
+            " anything is waited for"
+        )
+    if repeat > 1:
+        raise ValueError(f"graph {graph.name}: repeat is {repeat}; within another launch it runs once")
+
+
 def holds(condition: Condition, value_of: Callable[[Flag], int]) -> bool:
     """Whether a condition holds for the flag values that `value_of` gives."""
     left = value_of(condition.left)
@@ -192,7 +206,7 @@ class Machine(Protocol):
         """Queues a graph on a stream, asynchronously. `sizes`: values of the graph's symbolic dimensions.
         `batch`: what the buffers of a real machine have to know besides (`workload.requests.Batch`), with the
         same totals; called at the launch, and only there. `within`: the first launch of a captured sequence,
-        all of which the program gives before it waits for anything."""
+        all of which the program gives, each once, before it waits for anything or begins another."""
 
     def flag(self, name: str, rank: int | None = None, initial: int = 0) -> Flag:
         """A flag of this rank, or of another; it holds `initial` until a launch sets it."""

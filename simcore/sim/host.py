@@ -16,7 +16,16 @@ from typing import TYPE_CHECKING, Any, cast
 import simpy
 
 from simcore.machine import mesh as layout
-from simcore.machine.machine import Condition, Flag, Overheads, Program, Setting, Ticket, Wait
+from simcore.machine.machine import (
+    Condition,
+    Flag,
+    Overheads,
+    Program,
+    Setting,
+    Ticket,
+    Wait,
+    check_within,
+)
 from simcore.machine.trace import Cause, Gauge, Mark, Message
 from simcore.ops.op import Graph
 from simcore.sim.clock import Clock
@@ -278,13 +287,9 @@ class SimMachine:
         batch: Callable[[], Any] | None = None,
         within: Ticket | None = None,
     ) -> Ticket:
-        """Queues a graph; see Machine. Raises ValueError if a size is missing, if `repeat` is below 1, and
-        if `within` is not this host's last launch outside of others, or a wait came since."""
-        if within is not None and within is not self._leader:
-            raise ValueError(
-                f"graph {graph.name}: within has to be the last launch of this rank that was within none,"
-                " before anything is waited for"
-            )
+        """Queues a graph; see Machine. Raises ValueError if a size is missing or `repeat` is below 1, and
+        as `check_within`."""
+        check_within(graph, within, self._leader, repeat)
         if repeat < 1:
             raise ValueError(f"graph {graph.name}: repeat is {repeat}; 1 is the least")
         if self.deferred is not None:

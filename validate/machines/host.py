@@ -16,7 +16,17 @@ from math import inf, prod
 from typing import Any, cast
 
 from simcore.machine import mesh as layout
-from simcore.machine.machine import Condition, DeadlockError, Flag, Machine, Program, Setting, Ticket, Wait
+from simcore.machine.machine import (
+    Condition,
+    DeadlockError,
+    Flag,
+    Machine,
+    Program,
+    Setting,
+    Ticket,
+    Wait,
+    check_within,
+)
 from simcore.machine.trace import Gauge, Message, Trace
 from simcore.ops.op import Graph
 from simcore.sim.simulation import Route
@@ -214,6 +224,8 @@ class RealMachine:
         self._items: dict[str, deque[tuple[Message, object]]] = defaultdict(deque)
         self._receivers: dict[str, deque[_Receiver]] = defaultdict(deque)
         self._watched: dict[str, list[Launch]] = defaultdict(list)
+        # See `check_within`.
+        self._leader: object = None
 
     def now(self) -> float:
         """Returns the seconds since the run began."""
@@ -242,9 +254,9 @@ class RealMachine:
         batch: Callable[[], Any] | None = None,
         within: Ticket | None = None,
     ) -> Ticket:
-        """Queues a graph; see Machine. Raises ValueError if a size is missing or `repeat` is below 1."""
-        # Not captured together yet: each is launched by itself (`Overheads.within_s`).
-        del within
+        """Queues a graph; see Machine. Raises ValueError if a size is missing or `repeat` is below 1, and as
+        `check_within`. Each is launched by itself yet (`Overheads.within_s`)."""
+        check_within(graph, within, self._leader, repeat)
         issued_s = self.now()
         if repeat < 1:
             raise ValueError(f"graph {graph.name}: repeat is {repeat}; 1 is the least")
@@ -272,6 +284,7 @@ class RealMachine:
         self._device.submit(launch)
         launch.took_s = self.now() - issued_s
         ticket: Ticket = launch.ticket
+        self._leader = self._leader if within is not None else ticket
         return ticket
 
     def flag(self, name: str, rank: int | None = None, initial: int = 0) -> Flag:
@@ -289,6 +302,7 @@ class RealMachine:
 
     def wait(self, *tickets: Ticket) -> Wait:
         """Blocks the host until all tickets are done."""
+        self._leader = None
         ends = []
         for ticket in tickets:
             ends.append((yield from _done(ticket)))
@@ -296,11 +310,13 @@ class RealMachine:
 
     def read(self, flag: Flag, after: Ticket) -> Wait:
         """Waits until `after` is done and returns the flag's value."""
+        self._leader = None
         self._device.waited(self.rank, [(yield from _done(after))])
         return self._device.value_of(flag)
 
     def recv(self, inbox: str, timeout_s: float | None = None) -> Wait:
         """Waits for the next item of an inbox and returns it, or None after `timeout_s`."""
+        self._leader = None
         if self._items[inbox]:
             return self._taken(self._items[inbox].popleft())
         receiver = _Receiver()

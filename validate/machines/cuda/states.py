@@ -223,11 +223,11 @@ def check_card_runs(scenario: Scenario, where: str) -> None:
                 f"{where}: strategies[{i}].kind: {strategy.kind} is not run on a card yet;"
                 f" --on cuda runs {', '.join(allowed)}"
             )
-    cards = max(1, torch.cuda.device_count())
+    cards = torch.cuda.device_count()
     for i, strategy in enumerate(scenario.strategies):
         at = f"{where}: strategies[{i}]"
         # Ranks on one card share its memory and have no link: their times are not those of several cards.
-        if (most := max(getattr(strategy, "ranks", (1,)))) > cards:
+        if (most := max(getattr(strategy, "ranks", (1,)))) > cards > 0:
             here = "1, on one card" if cards == 1 else f"1 to {cards}, a card each"
             raise InputError(f"{at}.ranks: is {most}; --on cuda runs {here}")
         if any(getattr(strategy, "half_storage", ())):
