@@ -19,6 +19,8 @@ from simcore.machine.machine import Condition, Flag, holds
 from simcore.validate.machines.cuda.flag_kernels import NUMBER, VERDICT, WITH_FLAG, Settings, StreamMemory
 
 Call = Callable[[], object]
+# How often a call may be asked whether it goes on.
+MOST_TURNS = 5000
 
 
 class NotYetError(Exception):
@@ -191,15 +193,20 @@ class FakeCudaApi:
         first = stream.queue[0]
         if isinstance(first, FakeEvent):
             first.passed_s = time.perf_counter()
-        elif callable(first):
-            self.verbs.index, self.verbs.resume = 0, stream.resume
-            stream.resume = 0
-            try:
-                first()
-            except NotYetError:
-                stream.resume = self.verbs.index
-                return True
+        elif callable(first) and not self._ended(stream, first):
+            return True
         stream.queue.popleft()
+        return True
+
+    def _ended(self, stream: FakeStream, call: Call) -> bool:
+        """Whether a call has come to its end, which it goes towards here."""
+        self.verbs.index, self.verbs.resume = 0, stream.resume
+        stream.resume = 0
+        try:
+            call()
+        except NotYetError:
+            stream.resume = self.verbs.index
+            return False
         return True
 
     @staticmethod
@@ -213,6 +220,8 @@ class _Worker:
     def __init__(self, call: Call) -> None:
         self.turn, self.back = threading.Semaphore(0), threading.Semaphore(0)
         self.ended, self.error = False, list[BaseException]()
+        # Those of the states when it handed on last.
+        self.keys: list[Any] = []
         self.thread = threading.Thread(target=self._run, args=(call,), daemon=True)
         self.thread.start()
 
@@ -240,35 +249,39 @@ class _Worker:
 
 class MeetingCudaApi(FakeCudaApi):
     """A card whose kernels wait for those of other streams: `until` goes on once something is true, and
-    others run meanwhile. One call runs at a time."""
+    others run meanwhile. One call runs at a time. `states`: those with which calls work."""
 
     def __init__(self, seed: int = 0, steps: int = 8) -> None:
         super().__init__(seed, steps)
+        self.states: list[Any] = []
         self._workers: dict[FakeStream, _Worker] = {}
         self._at_work: _Worker | None = None
 
     def until(self, true: Callable[[], bool]) -> None:
         """Called by what is queued."""
-        while not true():
+        for _ in range(MOST_TURNS):
+            if true():
+                return
             worker = self._at_work
             assert worker is not None
             worker.hand_on()
             self._at_work = worker
+        raise TimeoutError("what a call waits for does not come")
 
-    def step(self) -> bool:
-        able = [stream for stream in self.streams if stream.queue and self._is_able(stream.queue[0])]
-        if not able:
-            return False
-        stream = self.random.choice(able)
-        first = stream.queue[0]
-        if isinstance(first, FakeEvent):
-            first.passed_s = time.perf_counter()
-        elif callable(first):
-            worker = self._at_work = self._workers.get(stream) or _Worker(first)
-            self._workers[stream] = worker
+    def _ended(self, stream: FakeStream, call: Call) -> bool:
+        worker = self._at_work = self._workers.pop(stream, None) or _Worker(call)
+        # The host goes on meanwhile, and works with the same states.
+        before = [state.key() for state in self.states]
+        self._restore(worker.keys or before)
+        try:
             worker.go_on()
-            if not worker.ended:
-                return True
-            del self._workers[stream]
-        stream.queue.popleft()
-        return True
+        finally:
+            worker.keys = [state.key() for state in self.states]
+            self._restore(before)
+        if not worker.ended:
+            self._workers[stream] = worker
+        return worker.ended
+
+    def _restore(self, keys: list[Any]) -> None:
+        for state, key in zip(self.states, keys, strict=True):
+            state.restore(key)
