@@ -4,6 +4,7 @@ import csv
 import math
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,15 @@ SMALL = ["--contexts", "40,48", "--chunk", "8", "--prompts", "12", "--layers", "
 QUICK = [*SMALL, "--heads", "2", "--steps", "3", "--train-tokens", "128", "--device", "cpu"]
 
 
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """So small tensors on several threads wait for each other, for minutes on a busy machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 def small(seed: int = 0) -> Network:
     config = decoder_of(3, 32, 4)
     return network(config, drawn(config, seed, CPU), torch.float32)
@@ -64,7 +74,7 @@ def test_answers_are_read_from_prompts(task: str, context: int) -> None:
     whole = np.concatenate((found.ids, found.answers), 1)
     for ids, answer, both_ in zip(found.ids, found.answers, whole, strict=True):
         assert tasks.solved(ids) == answer.tolist()
-        # What training learns follows from what stands before it, too: recalls one by one, needles as a whole.
+        # What training learns follows from what stands before: recalls one by one, needles as a whole.
         if task == "recall":
             for at in found.asked:
                 assert tasks.solved(both_[: at + 1]) == [both_[at + 1]]
@@ -266,15 +276,18 @@ def test_intervals_hold_the_share_95_times_in_100() -> None:
         assert held >= 0.94
 
 
-def test_training_lowers_the_loss_and_repeats() -> None:
-    how = Training((32,), 40, 512, 3e-3, 0)
-    config = decoder_of(2, 32, 2)
-    net, losses = trained(config, how, CPU)
-    again, _ = trained(config, how, CPU)
-    other, _ = trained(config, replace(how, seed=1), CPU)
-    assert np.mean(losses[-5:]) < np.mean(losses[:5]) - 0.5
-    assert all(torch.equal(a, b) for a, b in zip(net.weights, again.weights, strict=True))
-    assert not all(torch.equal(a, b) for a, b in zip(net.weights, other.weights, strict=True))
+def test_training_lowers_the_loss() -> None:
+    # The bytes that answer are 64 of 256, which comes first: from ln 256 and more to ln 64.
+    _, losses = trained(decoder_of(2, 32, 2), Training((32,), 120, 256, 5e-3, 0), CPU)
+    assert np.mean(losses[:5]) > math.log(256) - 0.1
+    assert np.mean(losses[-5:]) < math.log(64) + 0.3
+
+
+def test_training_repeats_by_seed() -> None:
+    how, config = Training((32,), 5, 256, 5e-3, 0), decoder_of(2, 32, 2)
+    nets = [trained(config, each, CPU)[0].weights for each in (how, how, replace(how, seed=1))]
+    assert all(torch.equal(a, b) for a, b in zip(nets[0], nets[1], strict=True))
+    assert not all(torch.equal(a, b) for a, b in zip(nets[0], nets[2], strict=True))
 
 
 # -- the command ---------------------------------------------------------------------------------------------
@@ -302,7 +315,9 @@ def test_command_writes_the_same_bytes_by_seed(
         assert [r["train_loss"] for r in csv.DictReader(file)] != [r["train_loss"] for r in found]
     assert len(found) == 2 * 2 * 2 * 3
     assert {row["accepted"] for row in found if row["lambda"] == "inf"} == {"1.0"}
-    assert all(row[name] for row in found for name in ("device", "torch", "date", "train_loss", "exact_score"))
+    assert all(
+        row[name] for row in found for name in ("device", "torch", "date", "train_loss", "exact_score")
+    )
     assert "needle" in capsys.readouterr().out
 
 

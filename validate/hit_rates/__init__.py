@@ -1,1 +1,1 @@
-"""How often attention-level speculation hits, and what it costs in answers: a study on a small trained decoder."""
+"""How often attention-level speculation hits, and what it costs in answers, on a decoder trained here."""

@@ -5,14 +5,15 @@
     static     early in the layers that the dynamic way takes early in more than 80 % of its tokens at this
                lambda, in prompts that are drawn for this choice; exact in the others
 
-The paper's static models (its Figure 2) take attention sink "at a layer iff the likelihood to approximate that
-layer is greater than p = 0.8 in Figure 3b", whose shares are of needles in a haystack. Which lambda they go by
-it does not say: here each lambda has its own choice, by needles of the same context. Figure 3 itself is of the
-dynamic way; lambda 0 is the unchanged model, lambda infinity attention sink in all layers.
+The paper's static models (its Figure 2) take attention sink "at a layer iff the likelihood to approximate
+that layer is greater than p = 0.8 in Figure 3b", whose shares are of needles in a haystack. Which lambda they
+go by it does not say: here each lambda has its own choice, by needles of the same context. Figure 3 itself is
+of the dynamic way; lambda 0 is the unchanged model, lambda infinity attention sink in all layers.
 
 Prompts are computed exactly but for their last token, with which decoding begins. K and V of a decoded token
 follow from what was taken before, as they do in Algorithm 2. The rule is the paper's, strict: at lambda 0
-nothing is accepted. `kernels.decoder.speculative_attention` also takes results that are equal.
+nothing is accepted. `kernels.decoder.speculative_attention` also takes results that are equal. In bf16 the
+scores of both results are rounded alike.
 """
 
 from collections.abc import Callable
@@ -48,8 +49,8 @@ def accepted(norms: Tensor, threshold: float) -> Tensor:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Decoded:
-    """Of some prompts: `ids` [prompts, tokens]; `early` bool and `norms` [.., 2] by [prompts, tokens, layers]:
-    where the early result was taken, and the squares that it was judged by."""
+    """Of some prompts: `ids` [prompts, tokens]; `early` bool [prompts, tokens, layers], where the early
+    result was taken; `norms` [prompts, tokens, layers, 2], the squares that it was judged by."""
 
     ids: Tensor
     early: Tensor
@@ -82,7 +83,7 @@ def decode(
 ) -> list[Decoded]:
     """Decodes `tokens` tokens after each of some prompts ids [prompts, context], once by each choice, `batch`
     prompts at a time. A prompt is computed once: decoding writes behind it only."""
-    found = [_batch(net, part, tokens, chunk, choices) for part in ids.to(net.device).split(batch)]
+    found = [_batch(net, part, tokens, chunk, choices) for part in torch.split(ids.to(net.device), batch)]
     return [
         Decoded(*(torch.cat([getattr(x, name) for x in each]) for name in ("ids", "early", "norms")))
         for each in zip(*found, strict=True)

@@ -4,8 +4,8 @@
     x += down(silu(gate) up)                                           (gate, up from x, normed)
     logits = lm_head x, normed
 
-A step of a token leaves it to its caller what a layer's attention gives: exact, early, or one of them for each
-sequence.
+A step of a token leaves it to its caller what a layer's attention gives: exact, early, or one of them for
+each sequence.
 """
 
 from collections.abc import Callable
@@ -77,13 +77,14 @@ class Caches:
 def _turned(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Returns heads [batch, tokens, heads, d] turned by cos, sin [tokens, d // 2]."""
     half = heads.shape[-1] // 2
-    a, b, rest = heads.split((half, half, heads.shape[-1] - 2 * half), -1)
+    a, b, rest = torch.split(heads, [half, half, heads.shape[-1] - 2 * half], -1)
     c, s = cos[:, None].to(heads.dtype), sin[:, None].to(heads.dtype)
     return torch.cat((a * c - b * s, b * c + a * s, rest), -1)
 
 
 def _qkv(net: Network, layer: Matrices, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns q [batch, tokens, q_heads, d], k, v [batch, kv_heads, tokens, d] of x [batch, tokens, hidden]."""
+    """Returns q [batch, tokens, q_heads, d], k, v [batch, kv_heads, tokens, d] of x [batch, tokens,
+    hidden]."""
     d = net.config.head_dim
     y = reference_norm(x, layer["attn_norm"], eps=net.constants.eps)
     q, k, v = ((y @ layer[name]).view(*x.shape[:2], -1, d) for name in "qkv")

@@ -5,9 +5,9 @@
     accepted = (token, layer) pairs whose early result was taken / all pairs, of the decoding itself
     accepted_forced = the same where exact attention decoded: pairs that would be taken
 
-Intervals are Clopper and Pearson's: a binomial share lies in them in 95 % of studies or more. `accepted_forced`
-is of the same activations at every lambda, so that it never falls as lambda grows; `accepted` may fall, as
-decoding with more early results takes another way.
+Intervals are Clopper and Pearson's: a binomial share lies in them in 95 % of studies or more.
+`accepted_forced` is of the same activations at every lambda, so that it never falls as lambda grows;
+`accepted` may fall, as decoding with more early results takes another way.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -38,8 +38,8 @@ Draw = Callable[[np.random.Generator, int, int], tasks.Prompts]
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What is studied. `chunk`: tokens at each end that the early part has; `prompts` of each task and context;
-    `batch_tokens`: about so many tokens of prompts are computed at once."""
+    """What is studied. `chunk`: tokens at each end that the early part has; `prompts` of each task and
+    context; `batch_tokens`: about so many tokens of prompts are computed at once."""
 
     lambdas: tuple[float, ...]
     contexts: tuple[int, ...]
@@ -142,8 +142,8 @@ def worst_exact(found: Sequence[Row]) -> Row | None:
 
 
 def broken_laws(found: Sequence[Row]) -> list[str]:
-    """Returns what must not be: accepted pairs at lambda 0, another output there than that of exact attention,
-    shares of the same activations that fall as lambda grows."""
+    """Returns what must not be: accepted pairs at lambda 0, another output there than that of exact
+    attention, shares of the same activations that fall as lambda grows."""
     wrong = []
     for row in found:
         where = f"{row['task']} at context {row['context']}, {row['mode']}"

@@ -3,8 +3,8 @@
     recall    fillers and pairs  k v  in any order, then  ? k1 v1 k2 v2 ... kq        answer  vq
     needle    fillers with  # v1 v2 v3 v4  at a depth that is uniform, then  #        answer  v1 v2 v3 v4
 
-Keys of a prompt differ, and so do the values of a needle. Keys, values and fillers are bytes of three kinds, so
-that `solved` reads the answer from the prompt. Random ids have no answer.
+Keys of a prompt differ, and so do the values of a needle. Keys, values and fillers are bytes of three kinds,
+so that `solved` reads the answer from the prompt. Random ids have no answer.
 """
 
 from collections.abc import Callable, Mapping
@@ -102,7 +102,7 @@ def solved(ids: Ids) -> list[int]:
     >>> solved(np.array([*b"A", 130, *b"B", 131, *b"?B", 131, *b"A"]))
     [130]
     """
-    plain = ids.tolist()
+    plain: list[int] = ids.tolist()
     if plain[-1] == MARK:
         first = plain.index(MARK)
         return plain[first + 1 : first + 1 + NEEDLE]

@@ -3,9 +3,9 @@
     loss = mean cross entropy of the bytes that follow from the prompt (`Prompts.asked`), of both tasks
     rate = peak * min(1, step / warm) * (1 + cos(pi step / steps)) / 2,   AdamW, gradients cut at norm 1
 
-Contexts grow: up to half of the steps from 32 bytes to the longest, as short ones teach the mechanism (find the
-byte, give the next) with less work. From then on all are drawn alike. Weights and sums are fp32; on a card
-products are bf16. On a CPU the same seed gives the same weights (with as many threads); on a card sums of
+Contexts grow: up to half of the steps from 32 bytes to the longest, as short ones teach the mechanism (find
+the byte, give the next) with less work. From then on all are drawn alike. Weights and sums are fp32; on a
+card products are bf16. On a CPU the same seed gives the same weights, with as many threads; on a card sums of
 gradients may differ in their order.
 """
 
@@ -40,7 +40,7 @@ class Training:
 
 
 def decoder_of(layers: int, hidden: int, heads: int) -> DecoderConfig:
-    """Returns a byte-level Llama: half as many KV heads as heads (one if there is one), an MLP of 3 hidden."""
+    """Returns a byte-level Llama: half as many KV heads as heads (all if odd), an MLP of 3 hidden."""
     return DecoderConfig(
         name="trained",
         hidden=hidden,
@@ -72,7 +72,10 @@ def _loss(net: Network, prompts: tasks.Prompts) -> torch.Tensor:
 
 
 def trained(
-    config: DecoderConfig, how: Training, device: torch.device, say: Callable[[int, float], None] | None = None
+    config: DecoderConfig,
+    how: Training,
+    device: torch.device,
+    say: Callable[[int, float], None] | None = None,
 ) -> tuple[Network, list[float]]:
     """Returns a trained network in fp32, and the loss of each step, nats a byte. `say` is told of steps."""
     net = network(config, drawn(config, how.seed, device), torch.float32)
