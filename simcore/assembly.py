@@ -334,8 +334,9 @@ def _on_device(scenario: Scenario, where: str, device: DeviceInUse, place: Place
         except InputError as error:
             raise InputError(f"{where}: {error}") from None
     link = _link(where, spec, scenario.link)
+    link_name = scenario.link or spec.default_link
     if link is not None and isinstance(scenario, ServingScenario):
-        link = _of_libraries(where, link, scenario.link or spec.default_link)
+        link = _of_libraries(where, link, link_name)
     config = _model(where, scenario.model)
     if place.start is not simulated and config.quantization and scenario.dtype is None:
         of = f"its quantization_config ({config.quantization.method}) has formats that only sim prices"
@@ -351,7 +352,7 @@ def _on_device(scenario: Scenario, where: str, device: DeviceInUse, place: Place
     if (given := place.prices) is not None:
         hardware = replace(hardware, price=lambda ranks, latency_s, free: given, kept=None)
     hardware = replace(hardware, price=_all_in_graphs(hardware.price, in_graph_s))
-    described = _described(device, link, _formats(hardware.dtypes), hardware.overheads, scenario.link)
+    described = _described(device, link, _formats(hardware.dtypes), hardware.overheads, link_name)
     if isinstance(scenario, ServingScenario):
         figures = _figures(where, scenario, ServingPublished, spec, warnings, config)
         fitted = _fitted(scenario, device.profile)
@@ -512,8 +513,8 @@ def _fits_of(device: DeviceInUse) -> FittedProfile | None:
 def _described(
     device: DeviceInUse, link: Link | None, formats: str, overheads: Overheads, link_name: str | None = None
 ) -> dict[str, Any]:
-    """Returns the provenance's entries for the device, its prices and the costs of its verbs; `link_name`: as
-    the scenario gives it, if it does."""
+    """Returns the provenance's entries for the device, its prices and the costs of its verbs; `link_name`: of
+    the link, if there is one."""
     spec, profile = device.spec, device.profile
     return {
         "device": {
@@ -522,7 +523,7 @@ def _described(
             "description": spec.description,
             "sources": dict(spec.sources),
         },
-        "link": {"name": link_name or spec.default_link, **asdict(cast(Any, link))} if link else None,
+        "link": {"name": link_name, **asdict(cast(Any, link))} if link else None,
         "profile": {"name": profile.name, "source": profile.source} if profile else None,
         "basis": device.basis,
         "origin": device.origin,

@@ -8,6 +8,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import permutations
 
 import torch
@@ -50,7 +51,7 @@ class Inboxes:
         done. No launch that uses them may run meanwhile, on any rank."""
         for words in self.words:
             words.fill_(EMPTY.value)
-        _settle(words.device for words in self.words)
+        settle(words.device for words in self.words)
 
 
 def words_of(elements: int, dtype: torch.dtype) -> int:
@@ -83,7 +84,7 @@ def inboxes(devices: Sequence[torch.device | str], elements: int, dtype: torch.d
     words = tuple(torch.full(size, EMPTY.value, dtype=torch.int32, device=place) for place in places)
     starts = [x.data_ptr() for x in words]
     addresses = tuple(torch.tensor(starts, dtype=torch.int64, device=x.device) for x in words)
-    _settle(x.device for x in words)
+    settle(x.device for x in words)
     return Inboxes(words, addresses)
 
 
@@ -91,11 +92,16 @@ def peers_see_each_other(devices: Sequence[torch.device | str]) -> None:
     """Lets kernels on each of these CUDA devices read and write the memory of the others. For one device, or
     others than CUDA's, there is nothing to do. Raises RuntimeError naming two devices that cannot."""
     for one, other in permutations(_cards(devices), 2):
-        if not torch.cuda.can_device_access_peer(one, other):
-            raise RuntimeError(f"cuda:{one} cannot see the memory of cuda:{other}")
-        # torch makes the access, once and for all, with the first copy from one device to another.
-        torch.zeros(1, device=f"cuda:{one}").to(f"cuda:{other}")
-    _settle(torch.device(device) for device in devices)
+        _see(one, other)
+
+
+@cache
+def _see(one: int, other: int) -> None:
+    """torch makes the access, once and for all, with the first copy from one device to another."""
+    if not torch.cuda.can_device_access_peer(one, other):
+        raise RuntimeError(f"cuda:{one} cannot see the memory of cuda:{other}")
+    torch.zeros(1, device=f"cuda:{one}").to(f"cuda:{other}")
+    settle([torch.device("cuda", card) for card in (one, other)])
 
 
 def _cards(devices: Sequence[torch.device | str]) -> list[int]:
@@ -107,7 +113,7 @@ def _cards(devices: Sequence[torch.device | str]) -> list[int]:
     return list(found)
 
 
-def _settle(devices: Iterable[torch.device]) -> None:
+def settle(devices: Iterable[torch.device]) -> None:
     """Waits for what was put on CUDA devices: the streams that use it next may be any."""
     for card in _cards(list(devices)):
         torch.cuda.synchronize(card)

@@ -38,7 +38,7 @@ from torch.multiprocessing.spawn import spawn
 
 from simcore.input.files import InputError
 from simcore.kernels.collectives import Inboxes, Layout, all_gather, all_reduce, inboxes, layout_for
-from simcore.kernels.collectives.memory import words_of
+from simcore.kernels.collectives.memory import settle, words_of
 from simcore.terminal import BROKEN
 from simcore.validate.benchmarks.run import relative_error, say
 from simcore.validate.benchmarks.timing import CUDA, event, one_line, version_of, wait
@@ -211,12 +211,6 @@ def member(
             torch.cuda.synchronize()
             graphs.append(graph)
     return Member(device, stream, patience, error, outs, graphs[0], graphs[1], (own, word, sites))
-
-
-def settle(devices: Sequence[torch.device]) -> None:
-    """Waits for all cards."""
-    for device in dict.fromkeys(devices):
-        torch.cuda.synchronize(device)
 
 
 def played(members: Sequence[Member], replays: int, cycles: int) -> list[float]:

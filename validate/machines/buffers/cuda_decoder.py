@@ -96,7 +96,7 @@ class CardDecoderState(CardState):
         self.lengths = torch.zeros(len(ids), dtype=torch.int32, device=device)
         self.buffers = _buffers(model, weights, device)
         self.chosen = torch.zeros(capacity - first, len(ids), dtype=torch.int64, device=device)
-        if self.joined and model.ranks > 1:
+        if self.joined:
             vocab = self.buffers["logits"].shape[1] * model.ranks
             self.buffers["all_logits"] = self.buffers["logits"].new_zeros(len(ids), vocab)
         self._asked, self._stream = ids.to(device), None if x is None else x.to(device)
