@@ -48,7 +48,7 @@ class FakeVerbs:
 
     def __getattribute__(self, name: str) -> Any:
         found = object.__getattribute__(self, name)
-        if name not in ("gate", "take", "publish", "write_flags"):
+        if name not in ("gate", "take", "publish", "write_flags", "hold", "between"):
             return found
 
         def once(*arguments: Any, **named: Any) -> None:
@@ -108,17 +108,47 @@ class FakeVerbs:
         memory.cursor[1] = place + found.verdicts
         if gated and not memory.gate[0]:
             return
-        values = []
-        for _, what, how, one, other, _ in found.rows.tolist():
-            if what == NUMBER:
-                values.append(one)
-            elif what == VERDICT:
-                values.append(one if memory.given[place + how] else other)
-            else:
-                left, right = int(flags[one]), int(flags[other]) if what == WITH_FLAG else other
-                values.append(int((left == right, left != right, left > right)[how - 1]))
-        for row, value in zip(found.rows.tolist(), values, strict=True):
-            flags[row[0]] = seen[row[0]] = value
+        _written(flags, seen, found, memory.given[place:])
+
+    def hold(self, memory: StreamMemory, held: Tensor) -> None:
+        place = int(memory.cursor[1])
+        held.copy_(memory.given[place : place + len(held)])
+        memory.cursor[1] = place + len(held)
+
+    def between(
+        self,
+        flags: Tensor,
+        seen: Tensor,
+        memory: StreamMemory,
+        slots: dict[Flag, int],
+        *,
+        found: Settings | None,
+        gated: bool,
+        held: Tensor | None,
+        first: int,
+        condition: Condition | None,
+    ) -> None:
+        if found is not None and (memory.gate[0] or not gated):
+            _written(flags, seen, found, flags[:0] if held is None else held[first:])
+        if condition is not None:
+            place = int(memory.cursor[0])
+            memory.gate[0] = memory.log[place] = int(holds(condition, lambda flag: int(flags[slots[flag]])))
+            memory.cursor[0] = place + 1
+
+
+def _written(flags: Tensor, seen: Tensor, found: Settings, said: Tensor) -> None:
+    """Writes settings, with verdicts `said`."""
+    values = []
+    for _, what, how, one, other, _ in found.rows.tolist():
+        if what == NUMBER:
+            values.append(one)
+        elif what == VERDICT:
+            values.append(one if said[how] else other)
+        else:
+            left, right = int(flags[one]), int(flags[other]) if what == WITH_FLAG else other
+            values.append(int((left == right, left != right, left > right)[how - 1]))
+    for row, value in zip(found.rows.tolist(), values, strict=True):
+        flags[row[0]] = seen[row[0]] = value
 
 
 class FakeCudaApi:
@@ -167,12 +197,14 @@ class FakeCudaApi:
         del stream
         return call
 
-    def zeros(self, count: int) -> Tensor:
+    def zeros(self, count: int, device: Any = None) -> Tensor:
+        del device
         return torch.zeros(count, dtype=torch.int32)
 
     host_zeros = zeros
 
-    def ints(self, rows: list[list[int]]) -> Tensor:
+    def ints(self, rows: list[list[int]], device: Any = None) -> Tensor:
+        del device
         return torch.tensor(rows, dtype=torch.int32)
 
     def reset(self) -> None:

@@ -117,11 +117,17 @@ def in_turns(api: MeetingCudaApi, collective: Any) -> Any:
     """A collective in two launches, between which the interpreter can run those of other ranks."""
 
     def run(x: torch.Tensor, inboxes: Inboxes, rank: int, **named: Any) -> None:
+        gate = named.get("gate")
+        if gate is not None and not gate[0]:
+            return
+        if not named["patience"]:
+            # What it reads then are NaNs that arithmetic here, unlike a card's, leaves as they are: for kernels
+            # behind it words that are still to come.
+            return
         collective(x, inboxes, rank, half="send", **named)
         words = inboxes.words[rank]
         others = [slot for slot in range(len(words)) if slot != rank]
-        if named["patience"]:
-            api.until(lambda: not bool((words[others] == EMPTY.value).any()))
+        api.until(lambda: not bool((words[others] == EMPTY.value).any()))
         collective(x, inboxes, rank, half="take", **named)
 
     return run

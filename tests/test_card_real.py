@@ -239,7 +239,7 @@ def test_a_climb_on_a_card_measures_ops_one_by_one(tmp_path: Path, monkeypatch: 
     measured_alone: list[Isolated] = []
 
     def costs(self: RealCard, case: str) -> dict[str, float]:
-        return {"wait_s": 0.3 if "batch=1" in case else 0.6}
+        return {"launch_s": 0.3 if "batch=1" in case else 0.6}
 
     # Rung 2 is at what the verbs took in the runs of each case, rung 3 at what the profile says.
     monkeypatch.setattr(RealCard, "host_costs", costs)
@@ -266,11 +266,11 @@ def test_a_climb_on_a_card_measures_ops_one_by_one(tmp_path: Path, monkeypatch: 
     assert {row["metric"] for row in found.comparison} == {"token_latency_s"}
     # What the replay says stands beside what the profile says, and with which verbs.
     replayed = {(row["batch"], row["metric"]): row["replayed"] for row in found.comparison}
-    # One wait for two tokens; emulated kernels of the run take less than a second beside it.
-    for batch, seconds in ((1, 0.15), (2, 0.30)):
+    # A launch a token; emulated kernels of the run take less than a second beside it.
+    for batch, seconds in ((1, 0.3), (2, 0.6)):
         assert seconds < replayed[batch, "token_latency_s"] < seconds + 1.0
     assert max(row["predicted"] for row in found.comparison) < 0.01
-    assert found.place.described()["replayed_with"]["wait_s"] == "0.45 (0.3 to 0.6)"
+    assert found.place.described()["replayed_with"]["launch_s"] == "0.45 (0.3 to 0.6)"
     runs = len(real.at_pace)
     assert runs >= 4
     assert found.place.described()["host"] == f"at its pace before and after {runs} of {runs} runs"
@@ -429,7 +429,7 @@ def test_verbs_are_timed_from_their_call_to_their_return_and_from_an_end_to_the_
         queued_at_s = issued_s + 0.75 * took_s + held
         return SimpleNamespace(
             issued_s=issued_s, took_s=took_s, since=since, rank=rank, queued_at_s=queued_at_s,
-            sizes_written=written, size_write_s=0.1 * written,
+            sizes_written=written, size_write_s=0.1 * written, within=None,
             batch=None if batch_s is None else Batch(), batch_s=batch_s or 0.0,
         )  # fmt: skip
 
@@ -635,7 +635,7 @@ def test_a_run_that_is_over_holds_its_case_no_more() -> None:
 
 def test_a_card_is_idle_when_a_run_begins(monkeypatch: pytest.MonkeyPatch) -> None:
     api, order = FakeCudaApi(), list[str]()
-    card = Card([SimpleNamespace(device=None, begin_run=lambda **_: None)], api)
+    card = Card([SimpleNamespace(device=None, joined=False, begin_run=lambda **_: None)], api)
     monkeypatch.setattr(api, "synchronize", lambda: order.append("idle"))
     monkeypatch.setattr(Memory, "reset", lambda self: order.append("zeros"))
     card.reset()
@@ -738,7 +738,7 @@ def test_tilings_that_a_card_does_not_run_are_refused(strategies: list[Any], say
 @thorough
 def test_costs_of_verbs_are_times_of_this_machine() -> None:
     costs = host_costs(FakeCudaApi(2))
-    in_graphs = {"in_graph_s", "in_step_s", "batch_s", "prompt_s"}
+    in_graphs = {"in_graph_s", "in_step_s", "batch_s", "prompt_s", "within_s"}
     assert costs.keys() == {field.name for field in fields(Overheads)} - in_graphs
     assert all(0.0 <= seconds < 0.1 for seconds in costs.values())
     assert costs["launch_s"] > 0.0

@@ -5,7 +5,8 @@ priority p in each rank's memory decides which of them run:
 
     p = 2   it holds the right x        p = 1   it continued from a speculated x        p = 0   it is idle
 
-A token is one captured graph a rank (the paper's static graph), so that the host launches once a token.
+A token is one captured graph a rank (the paper's static graph), so that the host launches once a token, and
+runs one token ahead.
 At each attention the groups exchange their priorities. The group that holds x attends exactly, sends the
 attention over the first and last chunk ahead, and verifies in the end whether that was close enough:
 
@@ -34,21 +35,26 @@ def alspec(
     partner = m.along(GROUP, 1)
     priority = m.flag("priority", initial=2 if m.coordinate(GROUP) == 0 else 0)
     holds = m.flag("holds")
+    takes_part = priority.nonzero()
     layers = model.config.layers
+    before: Ticket | None = None
     for token in range(tokens):
         sizes = {"context": context + token}
-        begun = m.launch(model.first, sizes=sizes, when=priority.nonzero())
+        begun = m.launch(model.first, sizes=sizes, when=takes_part)
         for layer in range(layers):
             attention = _attention(m, model, priority, holds, partner, (token, layer), sizes, begun)
             if layer < layers - 1:
-                m.launch(model.between, sizes=sizes, when=priority.nonzero(), within=begun)
+                m.launch(model.between, sizes=sizes, when=takes_part, within=begun)
         if overlap_last_layer:
-            last = m.launch(model.last, sizes=sizes, when=priority.nonzero(), within=begun)
+            last = m.launch(model.last, sizes=sizes, when=takes_part, within=begun)
             m.mark(f"token {token}", [attention, last])
+            if before is not None:
+                yield m.wait(before)
+            before = last
         else:
-            m.launch(model.after, sizes=sizes, when=priority.nonzero(), within=begun)
+            m.launch(model.after, sizes=sizes, when=takes_part, within=begun)
             m.launch(model.exchange(2), within=begun)
-            last = m.launch(model.head, sizes=sizes, when=priority.nonzero(), within=begun)
+            last = m.launch(model.head, sizes=sizes, when=takes_part, within=begun)
             m.mark(f"token {token}", [last])
             yield m.wait(last)
     yield m.wait(last)

@@ -49,16 +49,15 @@ class Segment:
     leaving: Mapping[int, Sequence[Publication]] = field(default_factory=dict)
 
 
-def segments(graph: Graph, sizes: Mapping[str, int], *, joined: bool = False) -> Iterator[Segment]:
-    """Yields the segments of a graph in order; a graph without ops has one segment, without ops. `joined`:
-    collectives are local ops, which wait for other ranks by themselves."""
+def segments(graph: Graph, sizes: Mapping[str, int]) -> Iterator[Segment]:
+    """Yields the segments of a graph in order; a graph without ops has one segment, without ops."""
     leaves: dict[int, list[Publication]] = defaultdict(list)
     for publication in graph.publishes:
         leaves[publication.op].append(publication)
     local: list[Op] = []
     leaving: dict[int, Sequence[Publication]] = {}
     for i, op in enumerate(op.at(sizes) for op in graph.ops):
-        if op.ranks > 1 and not joined:
+        if op.ranks > 1:
             if local:
                 yield Segment(tuple(local), leaving=leaving)
             yield Segment((op,), collective=True)

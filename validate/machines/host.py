@@ -255,8 +255,10 @@ class RealMachine:
         within: Ticket | None = None,
     ) -> Ticket:
         """Queues a graph; see Machine. Raises ValueError if a size is missing or `repeat` is below 1, and as
-        `check_within`. Each is launched by itself yet (`Overheads.within_s`)."""
+        `check_within`."""
         check_within(graph, within, self._leader, repeat)
+        if within is None:
+            self._device.settle(self.rank)
         issued_s = self.now()
         if repeat < 1:
             raise ValueError(f"graph {graph.name}: repeat is {repeat}; 1 is the least")
@@ -271,7 +273,7 @@ class RealMachine:
         tickets = tuple([t for t in after if not isinstance(t, SignalTicket)])
         launch = Launch(
             self._host.next_launch(), self.rank, stream, graph, issued_s, tickets, signals, given, advance,
-            repeat, when, sets or {}, self._device.ticket(),
+            repeat, when, sets or {}, self._device.ticket(), within,
         )  # fmt: skip
         if batch is not None:
             begun_s = self.now()
@@ -282,7 +284,7 @@ class RealMachine:
             others = [other for other in self._watched[until] if other.ticket.end is None]
             self._watched[until] = [*others, launch]
         self._device.submit(launch)
-        launch.took_s = self.now() - issued_s
+        launch.took_s += self.now() - issued_s
         ticket: Ticket = launch.ticket
         self._leader = self._leader if within is not None else ticket
         return ticket
@@ -303,6 +305,7 @@ class RealMachine:
     def wait(self, *tickets: Ticket) -> Wait:
         """Blocks the host until all tickets are done."""
         self._leader = None
+        self._device.settle(self.rank)
         ends = []
         for ticket in tickets:
             ends.append((yield from _done(ticket)))
@@ -311,12 +314,14 @@ class RealMachine:
     def read(self, flag: Flag, after: Ticket) -> Wait:
         """Waits until `after` is done and returns the flag's value."""
         self._leader = None
+        self._device.settle(self.rank)
         self._device.waited(self.rank, [(yield from _done(after))])
         return self._device.value_of(flag)
 
     def recv(self, inbox: str, timeout_s: float | None = None) -> Wait:
         """Waits for the next item of an inbox and returns it, or None after `timeout_s`."""
         self._leader = None
+        self._device.settle(self.rank)
         if self._items[inbox]:
             return self._taken(self._items[inbox].popleft())
         receiver = _Receiver()

@@ -132,6 +132,8 @@ class Launch:
     when: Condition | None
     sets: Mapping[Flag, Setting]
     ticket: Any
+    # The launch with which it is captured, if its program says so.
+    within: Any = None
     # Whose tokens it computes (`workload.requests.Batch`), if its program says so.
     batch: Any = None
     # What its host had waited for last before the launch, as its device records it.
@@ -173,6 +175,10 @@ class Device(Protocol):
 
     def submit(self, launch: Launch) -> None:
         """Queues a launch on its stream."""
+
+    def settle(self, rank: int) -> None:
+        """Queues what a rank's host has given and its device has kept together until now."""
+        del rank
 
     def go_on(self) -> bool:
         """Does the work that can be done next. Returns False if there is none."""

@@ -3,8 +3,10 @@
 Methods with a body are defaults, for a model of one rank, which meets no other ranks and publishes nothing.
 """
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -24,6 +26,32 @@ def torch_dtype(name: str) -> torch.dtype:
 def run_kernel(op: Op, *tensors: Any) -> Any:
     """Runs the kernel of an op on some tensors, or sequences of them; returns its result."""
     return TABLE[op.kind].run(op, *tensors)
+
+
+class Told(NamedTuple):
+    """A flag of which ranks tell each other when they meet, int32 [1] each on the card of the rank: its own,
+    and where it notes the other's."""
+
+    own: Tensor
+    theirs: Tensor
+
+
+_told: ContextVar[Told | None] = ContextVar("flag that ranks tell each other", default=None)
+
+
+@contextmanager
+def telling(told: Told | None) -> Iterator[None]:
+    """Ranks that meet inside tell each other of a flag."""
+    token = _told.set(told)
+    try:
+        yield
+    finally:
+        _told.reset(token)
+
+
+def current_told() -> Told | None:
+    """Returns the flag that ranks that meet here tell each other."""
+    return _told.get()
 
 
 class State(Protocol):
@@ -64,9 +92,14 @@ class CardState(State, Protocol):
 
     # Its device; None: the first one of the machine.
     device: torch.device | str | None = None
-    # Whether it meets other ranks by kernels in its stages, which see their memory; else the machine cuts
-    # stages at collectives, and holds these.
+    # Whether it meets other ranks by kernels that see their memory, in launches captured whole; else the
+    # machine cuts launches at collectives, and holds these.
     joined: bool = False
+
+    def carries(self, signal: str) -> bool:
+        """Whether kernels of a joined rank publish and await a signal by themselves, with what it is for."""
+        del signal
+        return False
 
     def reset(self) -> None:
         """Restores the state before the first launch of a run."""

@@ -3,7 +3,8 @@
     lengths [batch] int32 = context     the tokens of each sequence, the new token included
     K, V of the new token at position lengths - 1; attention over lengths tokens; chosen[lengths - first] = id
 
-So one captured step is valid for every token. The kernels are those of `simcore.kernels.table`, called with
+So one captured step is valid for every token. Ranks on cards of their own meet by kernels (`meeting.py`), and
+the two groups of a speculation too (`pairing.py`): then ops read the gates of their launches. The kernels are those of `simcore.kernels.table`, called with
 their output tensors. Weights, caches and ids are as in `buffers.decoder`; what is random is drawn on the card
 unless another generator is asked for. Layouts of attention are chosen for the capacity of the cache.
 """
@@ -27,12 +28,13 @@ from simcore.kernels.decoder.split_kv import Cache
 from simcore.kernels.decoder.token import note
 from simcore.kernels.streams import current_gate, shared
 from simcore.machine import mesh as layout
-from simcore.models.decoder import TENSOR, Decoder, Dtypes
+from simcore.models.decoder import GROUP, SPECULATED, TENSOR, Decoder, Dtypes
 from simcore.models.served_decoder import ServedDecoder
 from simcore.ops.op import Graph, Op
 from simcore.validate.machines.buffers.decoder import (
     READS,
     WRITES,
+    Caches,
     Weights,
     beginning,
     check_decoder,
@@ -41,8 +43,9 @@ from simcore.validate.machines.buffers.decoder import (
     shards,
     together,
 )
-from simcore.validate.machines.buffers.meeting import Meeting, meeting
-from simcore.validate.machines.state import CardState, torch_dtype
+from simcore.validate.machines.buffers.meeting import Meeting, Waiting, meeting
+from simcore.validate.machines.buffers.pairing import Pairing, Speculating, pairing
+from simcore.validate.machines.state import CardState, current_told, torch_dtype
 
 CONTEXT = "context"
 
@@ -87,16 +90,19 @@ class CardDecoderState(CardState):
         ids: Tensor,
         x: Tensor | None = None,
         meeting: Meeting | None = None,
+        pairing: tuple[Pairing, int] | None = None,
     ) -> None:
         self.model, self.config, self.weights, self.part = model, model.config, weights, part
         self.k, self.v, self.first, self.layer = k, v, first, 0
         capacity = k[0].shape[2]
         self.device = device = k[0].device
-        self._meeting, self.joined = meeting, meeting is not None
+        self._meeting, self.joined = meeting, meeting is not None or pairing is not None
+        self._waiting = Waiting(torch.zeros(1, dtype=torch.int32, device=device))
         self.lengths = torch.zeros(len(ids), dtype=torch.int32, device=device)
         self.buffers = _buffers(model, weights, device)
         self.chosen = torch.zeros(capacity - first, len(ids), dtype=torch.int64, device=device)
-        if self.joined:
+        self._speculating = None if pairing is None else self._speculation(*pairing)
+        if meeting is not None:
             vocab = self.buffers["logits"].shape[1] * model.ranks
             self.buffers["all_logits"] = self.buffers["logits"].new_zeros(len(ids), vocab)
         self._asked, self._stream = ids.to(device), None if x is None else x.to(device)
@@ -117,8 +123,16 @@ class CardDecoderState(CardState):
             "sample": self._choose,
             "all_reduce": self._sum,
             "all_gather": self._gather,
+            "exchange_priority": self._exchange,
+            "speculative_attention": self._speculate,
+            "receive_speculation": self._receive,
         }
         self.reset()
+
+    def _speculation(self, pairing: Pairing, place: int) -> Speculating:
+        q, k = self._queries(self.config.q_heads // self.model.ranks), self.k[0]
+        heads = self.buffers["heads"].view(q.shape)
+        return Speculating(pairing, place, q, heads, k)
 
     def reset(self) -> None:
         """Restores the state before the first token; what a run has written to the cache is written again."""
@@ -129,13 +143,20 @@ class CardDecoderState(CardState):
         self.chosen.fill_(-1)
 
     def begin_run(self, *, rehearsal: bool, error: Tensor, code: Callable[[str], int]) -> None:
-        """Prepares the rank's part of a meeting."""
-        if self._meeting is not None:
-            if self._meeting.error is not error:
-                self._meeting.tell(error, code("a rank waits for others in a collective"))
-            self._meeting.begin(self.part, rehearsal=rehearsal)
+        """Prepares the rank's part of meetings; the first rank of each empties what all send through."""
+        if not self.joined:
+            return
+        self._waiting.begin(rehearsal=rehearsal, error=error, code=code, what="a rank waits for another one")
+        if self._meeting is not None and self.part == 0:
+            self._meeting.clear()
+        if self._speculating is not None:
+            self._speculating.clear()
 
     # -- the interface of the machine on a card ----------------------------------------------------------
+
+    def carries(self, signal: str) -> bool:
+        """Attention itself writes what is speculated into the memory of the rank that waits for it."""
+        return signal == SPECULATED and self._speculating is not None
 
     def device_sizes(self, graph: Graph) -> frozenset[str]:
         """Returns the context, if the graph depends on it."""
@@ -187,16 +208,42 @@ class CardDecoderState(CardState):
         self.buffers[target].copy_(whole)
 
     def _sum(self, op: Op, gate: Tensor | None) -> None:
-        self._met(op, gate).all_reduce(op, self.layer, self.part, self.buffers["y"])
+        x = self._speculated(op).verdict.norms if op.name == "verify_reduce" else self.buffers["y"]
+        self._met(op).all_reduce(op, self.layer, self.part, x, self._waiting, gate)
 
     def _gather(self, op: Op, gate: Tensor | None) -> None:
         x, out = self.buffers["logits"], self.buffers["all_logits"]
-        self._met(op, gate).all_gather(op, self.layer, self.part, x, out)
+        self._met(op).all_gather(op, self.layer, self.part, x, out, self._waiting, gate)
 
-    def _met(self, op: Op, gate: Tensor | None) -> Meeting:
-        if self._meeting is None or gate is not None:
-            raise ValueError(f"--on cuda: {op.kind} {op.name} reads no gate")
+    def _met(self, op: Op) -> Meeting:
+        if self._meeting is None:
+            raise ValueError(f"--on cuda: ranks that share a card do not meet in {op.kind} {op.name}")
         return self._meeting
+
+    def _speculated(self, op: Op) -> Speculating:
+        if self._speculating is None:
+            raise ValueError(f"--on cuda: {op.kind} {op.name} is of ranks in pairs")
+        return self._speculating
+
+    def _exchange(self, op: Op, gate: Tensor | None) -> None:
+        told = current_told()
+        if gate is not None or told is None:
+            raise ValueError(f"--on cuda: {op.kind} {op.name} tells a flag, and has no gate")
+        k, v = self.k[self.layer], self.v[self.layer]
+        self._speculated(op).exchange(
+            self.layer, self.buffers["x"], k, v, self.lengths, told, self._waiting
+        )
+
+    def _speculate(self, op: Op, gate: Tensor | None) -> None:
+        """Attends exactly, gives the early part to the other group, and decides by the data."""
+        k, v, q = self.k[self.layer], self.v[self.layer], self._queries(op["q_heads"])
+        self._speculated(op).attend(q, k, v, self.lengths, op["chunk"], gate)
+
+    def _receive(self, op: Op, gate: Tensor | None) -> None:
+        self._speculated(op).receive(self.buffers["heads"], self._waiting, gate)
+
+    def _queries(self, heads: int) -> Tensor:
+        return self.buffers["turned"][:, :heads].to(self.k[0].dtype)
 
     # -- ops -----------------------------------------------------------------------------------------------
 
@@ -218,15 +265,15 @@ class CardDecoderState(CardState):
             norm(x, self._weight(op.name), eps=eps, gate=gate, out=self.buffers["normed"])
 
     def _norm_heads(self, gate: Tensor | None) -> None:
-        if gate is not None:
-            raise ValueError("--on cuda: the norm of heads reads no gate")
         gain = self._weight("qk_norm")
         qkv, d = self.buffers["qkv"], self.config.head_dim
         if self.layer not in self._gains:
             self._gains[self.layer] = gain.expand(len(qkv), *gain.shape).reshape(-1, d).clone()
         heads = qkv.view(len(qkv), -1, d)[:, : len(gain)]
         eps = self.weights.constants.eps
-        heads.copy_(norm(heads.reshape(-1, d), self._gains[self.layer], eps=eps).view(heads.shape))
+        normed = norm(heads.reshape(-1, d), self._gains[self.layer], eps=eps, gate=gate)
+        # Behind a gate that is 0 nobody reads these heads.
+        heads.copy_(normed.view(heads.shape))
 
     def _multiply(self, op: Op, gate: Tensor | None) -> None:
         source = self.buffers[READS.get(op.name, "normed")]
@@ -259,7 +306,7 @@ class CardDecoderState(CardState):
     def _attend(self, op: Op, gate: Tensor | None) -> None:
         """Attends with the layout for a full cache and a workspace that the launches of a stream share."""
         k, v = self.k[self.layer], self.v[self.layer]
-        q = self.buffers["turned"][:, : op["q_heads"]].to(k.dtype)
+        q = self._queries(op["q_heads"])
         heads = self.buffers["heads"].view(q.shape)
         config = config_for(q, Cache(k, v, None, None, None))
         key = ("decode attention", q.device, q.shape, k.shape[1], config)
@@ -281,7 +328,8 @@ class CardDecoderState(CardState):
         del op
         ids, logits = self.buffers["ids"], self.buffers.get("all_logits", self.buffers["logits"])
         # In rehearsals all logits may be NaN: one of a column beyond the vocabulary must not be chosen.
-        choose(logits[:, : self.config.vocab] if self.joined else logits, gate=gate, out=ids)
+        whole = self._meeting is not None
+        choose(logits[:, : self.config.vocab] if whole else logits, gate=gate, out=ids)
         note(ids, self.lengths, self.first, self.chosen, gate=gate)
 
 
@@ -299,31 +347,52 @@ def card_decoder_states(
 ) -> list[CardDecoderState]:
     """Returns a state for every rank of a mesh, for `tokens` tokens from `context` on. `drawn_on`: the device
     whose generator draws the numbers; "cpu" draws those of `decoder_states`, billions of them in minutes.
-    `weights`: the result of `card_weights`, if already made. `devices`: those of tensor-parallel ranks that
-    meet by kernels; left out, all are on `device`, and the machine holds their collectives.
+    `weights`: the result of `card_weights`, if already made. `devices`: those of ranks that meet by kernels,
+    tensor-parallel ones and the two groups of a speculation; one device may be given several times. Left out,
+    all are on `device`, and the machine holds their collectives.
 
     Raises ValueError if the model is not for as many ranks as the mesh has along "tensor", is made of parts
     that cannot be executed, combines ranks' results otherwise than by all-reduce, or has a number format that
-    torch does not compute in.
+    torch does not compute in; and as `meeting` and `pairing`.
     """
     check_decoder(model, mesh)
     if model.style != "all_reduce" and model.ranks > 1:
         raise ValueError(f"--on cuda: ranks put their results together by all_reduce, not by {model.style}")
     drawn_on = drawn_on or device
     parts = [layout.coordinate(mesh, rank, TENSOR) for rank in range(prod(mesh.values()))]
-    if devices is not None and parts != list(range(len(devices))):
-        raise ValueError(
-            f"--on cuda: {len(parts)} ranks on {len(devices)} devices: one group meets, a device each"
-        )
-    places = devices or [device] * len(parts)
+    if devices is not None and len(devices) != len(parts):
+        raise ValueError(f"--on cuda: {len(parts)} ranks on {len(devices)} devices: each rank is on one")
+    places = [torch.device(place) for place in devices or [device] * len(parts)]
     if weights is None:
         weights = card_weights(model, seed, places[: model.ranks], drawn_on=drawn_on)
     ids, caches, x = beginning(model, mesh, seed, context, tokens, devices=places, drawn_on=drawn_on)
-    together = meeting(model, devices) if devices is not None else None
+    met = _met(model, mesh, places, caches) if devices is not None else [(None, None)] * len(parts)
     return [
-        CardDecoderState(model, weights[part], part, k, v, context, ids, x, together)
-        for part, (k, v) in zip(parts, caches, strict=True)
+        CardDecoderState(model, weights[part].to(place), part, k, v, context, ids, x, *meets)
+        for part, place, (k, v), meets in zip(parts, places, caches, met, strict=True)
     ]
+
+
+def _met(
+    model: Decoder, mesh: layout.Mesh, places: Sequence[torch.device], caches: Sequence[Caches]
+) -> list[tuple[Meeting | None, tuple[Pairing, int] | None]]:
+    """Returns how each rank meets its group, if that has others, and its copy in the other group, if there is
+    one. Raises ValueError for ranks that meet otherwise."""
+    if mesh.get(GROUP, 1) * mesh.get(TENSOR, 1) != len(places) or mesh.get(GROUP, 1) > 2:
+        raise ValueError("--on cuda: ranks meet in one group, or in two")
+    found: list[tuple[Meeting | None, tuple[Pairing, int] | None]] = []
+    groups, pairs = dict[tuple[int, ...], Meeting](), dict[tuple[int, ...], Pairing]()
+    for rank in range(len(places)):
+        group, pair = layout.members(mesh, rank, TENSOR), layout.members(mesh, rank, GROUP)
+        if len(group) > 1 and group not in groups:
+            groups[group] = meeting(model, [places[each] for each in group], speculates=len(pair) > 1)
+        if len(pair) > 1 and pair not in pairs:
+            pairs[pair] = pairing(
+                model, [places[each] for each in pair], [caches[each][0][0] for each in pair]
+            )
+        beside = (pairs[pair], pair.index(rank)) if len(pair) > 1 else None
+        found.append((groups.get(group), beside))
+    return found
 
 
 def card_weights(

@@ -1,14 +1,15 @@
-"""How tensor-parallel ranks meet inside captured steps: by kernels that see the memory of all of their cards.
+"""How tensor-parallel ranks meet inside captured tokens: by kernels that see the memory of all of their cards.
 
     each collective of each layer has inboxes of its own (`simcore.kernels.collectives`)
 
-So no host and no event stands between a rank's kernels, and a step of all layers is one graph a rank. A rank
-that comes first waits on its card. In rehearsals nobody waits (`patience` 0): the host then runs and captures
-the steps of one rank after another, and what comes out is not meant to be read.
+So no host and no event stands between a rank's kernels, and a token is one graph a rank. A rank that comes
+first waits on its card. In rehearsals nobody waits (`patience` 0): the host then runs and captures the tokens
+of one rank after another, and what comes out is not meant to be read.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,58 +27,68 @@ Site = tuple[str, int]
 
 
 @dataclass(slots=True, eq=False)
-class Meeting:
-    """The inboxes of a group's ranks by collective, and how long each rank waits, int32 [1] on its card. A
-    rank that gives up writes `code` to `error`, int32 [1] in memory that the host sees."""
+class Waiting:
+    """How long a rank waits for others: `patience` int32 [1] on its card. If it gives up, it writes `code` to
+    `error`, int32 [1] in memory that the host sees."""
 
-    devices: Sequence[torch.device | str]
-    sites: dict[Site, Inboxes]
-    patience: list[Tensor]
+    patience: Tensor
     error: Tensor | None = None
     code: int = 1
 
-    def tell(self, error: Tensor, code: int) -> None:
-        """Says where ranks that give up write which code."""
-        self.error, self.code = error, code
+    @property
+    def named(self) -> dict[str, Any]:
+        """These as arguments of kernels."""
+        return {"patience": self.patience, "error": self.error, "code": self.code}
 
-    def begin(self, rank: int, *, rehearsal: bool) -> None:
-        """Sets how long a rank waits; the first one empties all inboxes. Nothing may be under way."""
-        for site in self.sites.values() if rank == 0 else ():
+    def begin(self, *, rehearsal: bool, error: Tensor, code: Callable[[str], int], what: str) -> None:
+        """Begins a run: sets how long a rank waits, and where it tells that it gave up waiting for `what`."""
+        if self.error is not error:
+            self.error, self.code = error, code(what)
+        self.patience.fill_(0 if rehearsal else PATIENCE)
+
+
+@dataclass(slots=True, eq=False)
+class Meeting:
+    """The inboxes of a group's ranks by collective."""
+
+    sites: dict[Site, Inboxes] = field(default_factory=dict)
+
+    def clear(self) -> None:
+        """Empties all inboxes. Nothing may be under way."""
+        for site in self.sites.values():
             site.clear()
-        self.patience[rank].fill_(0 if rehearsal else PATIENCE)
 
-    def all_reduce(self, op: Op, layer: int, rank: int, x: Tensor) -> None:
+    def all_reduce(
+        self, op: Op, layer: int, rank: int, x: Tensor, by: Waiting, gate: Tensor | None = None
+    ) -> None:
         """Replaces a rank's x by the sum of all ranks'."""
-        all_reduce(
-            x, self.sites[op.name, layer], rank,
-            patience=self.patience[rank], error=self.error, code=self.code, out=x, chained=True,
-        )  # fmt: skip
+        all_reduce(x, self.sites[op.name, layer], rank, **by.named, gate=gate, out=x, chained=True)
 
-    def all_gather(self, op: Op, layer: int, rank: int, x: Tensor, out: Tensor) -> None:
+    def all_gather(
+        self, op: Op, layer: int, rank: int, x: Tensor, out: Tensor, by: Waiting, gate: Tensor | None = None
+    ) -> None:
         """Puts the columns of all ranks' x side by side."""
-        all_gather(
-            x, self.sites[op.name, layer], rank,
-            patience=self.patience[rank], error=self.error, code=self.code, out=out, chained=True,
-        )  # fmt: skip
+        all_gather(x, self.sites[op.name, layer], rank, **by.named, gate=gate, out=out, chained=True)
 
 
-def meeting(model: Decoder, devices: Sequence[torch.device | str]) -> Meeting:
-    """Makes room for the collectives of a model's token, for ranks on these devices. Raises ValueError if two
-    of the devices do not see each other's memory, and for a token with fewer than two collectives: between
-    two uses of an inbox its ranks have to meet elsewhere."""
+def meeting(model: Decoder, devices: Sequence[torch.device | str], *, speculates: bool = False) -> Meeting:
+    """Makes room for the collectives of a model's token, for ranks on these devices; `speculates`: its
+    attentions may be speculative ones. Raises ValueError if two of the devices do not see each other's
+    memory, and for a token with fewer than two collectives: between two uses of an inbox its ranks have to
+    meet elsewhere."""
     try:
         peers_see_each_other(devices)
     except RuntimeError as error:
         raise ValueError(f"ranks need cards that see each other's memory: {error}") from None
-    sites: dict[Site, Inboxes] = {}
-    layer = 0
+    found, layer = Meeting(), 0
     for op in model.token_step.ops:
-        if op.ranks > 1:
-            assert (op.name, layer) not in sites, op.name
-            elements = op["elements"] // (op.ranks if op.kind == "all_gather" else 1)
-            sites[op.name, layer] = inboxes(devices, elements, torch_dtype(op.dtype))
+        beside = model.speculate.ops if speculates and op.kind == "decode_attention" else ()
+        for each in (op, *beside):
+            if each.ranks > 1:
+                assert (each.name, layer) not in found.sites, each.name
+                elements = each["elements"] // (each.ranks if each.kind == "all_gather" else 1)
+                found.sites[each.name, layer] = inboxes(devices, elements, torch_dtype(each.dtype))
         layer = layer_after(op, layer)
-    if len(sites) < 2:
+    if len(found.sites) < 2:
         raise ValueError("ranks that meet once a token, in one layer alone, are not run on cards")
-    patience = [torch.zeros(1, dtype=torch.int32, device=device) for device in devices]
-    return Meeting(devices, sites, patience)
+    return found

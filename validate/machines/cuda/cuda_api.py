@@ -59,11 +59,12 @@ class CudaApi(Protocol):
     def captured(self, stream: Any, call: Call) -> Call:
         """Returns a call that queues the same launches again, without Python; `call` has run before."""
 
-    def ints(self, rows: list[list[int]]) -> Tensor:
-        """Returns int32 numbers on the device, written before anything else is queued."""
+    def ints(self, rows: list[list[int]], device: torch.device | str | None = None) -> Tensor:
+        """Returns int32 numbers on a device, by default the first one, written before anything else is
+        queued."""
 
-    def zeros(self, count: int) -> Tensor:
-        """Returns int32 zeros on the device, written before anything else is queued."""
+    def zeros(self, count: int, device: torch.device | str | None = None) -> Tensor:
+        """Returns int32 zeros on a device, as `ints`."""
 
     def host_zeros(self, count: int) -> Tensor:
         """Returns int32 zeros that host and device see."""
@@ -101,7 +102,7 @@ class TorchCudaApi:
         self._pools: dict[int, GraphPool] = {}
         self._current: Any = None
         self._events: dict[int, _Events] = {}
-        self._aside = self.stream()
+        self._aside: dict[torch.device, Any] = {}
 
     def stream(self, device: torch.device | str | None = None) -> Any:
         """Makes a stream that this api does not have yet: one of torch's, then one of the driver's. All
@@ -160,18 +161,23 @@ class TorchCudaApi:
         replay: Call = graph.replay
         return replay
 
-    def ints(self, rows: list[list[int]]) -> Tensor:
+    def ints(self, rows: list[list[int]], device: torch.device | str | None = None) -> Tensor:
         """Writes on a separate stream: others may have spinning kernels, which must not be waited for."""
-        with torch.cuda.stream(self._aside):
-            found = torch.tensor(rows, dtype=torch.int32, device=self.device)
-        self._aside.synchronize()
-        return found
+        return self._made_aside(lambda at: torch.tensor(rows, dtype=torch.int32, device=at), device)
 
-    def zeros(self, count: int) -> Tensor:
+    def zeros(self, count: int, device: torch.device | str | None = None) -> Tensor:
         """As `ints`."""
-        with torch.cuda.stream(self._aside):
-            found = torch.zeros(count, dtype=torch.int32, device=self.device)
-        self._aside.synchronize()
+        return self._made_aside(lambda at: torch.zeros(count, dtype=torch.int32, device=at), device)
+
+    def _made_aside(
+        self, make: Callable[[torch.device], Tensor], device: torch.device | str | None
+    ) -> Tensor:
+        at = torch.device(device or self._first)
+        if at not in self._aside:
+            self._aside[at] = self.stream(at)
+        with torch.cuda.stream(self._aside[at]):
+            found = make(at)
+        self._aside[at].synchronize()
         return found
 
     def host_zeros(self, count: int) -> Tensor:

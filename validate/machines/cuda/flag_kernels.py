@@ -4,9 +4,11 @@
     take         spin until published > turn         log[n + i] = turn; NOTHING if the gate is 0, or GIVEN_UP
     publish      published += 1
     write_flags  flags[target] = a number | a comparison | a verdict,   all from the values of that moment
+    hold         held = the next verdicts
+    between      write_flags with verdicts of held, then gate, of the next launch
 
 If the gate is 0, take only logs, publish does nothing, and write_flags only passes over its verdicts; publish
-and write_flags may have no gate. Logs, the copy of the flags, and verdicts are in pinned memory: the host
+and write_flags may have no gate. `hold` and `between` are for launches captured as one graph. Logs, the copy of the flags, and verdicts are in pinned memory: the host
 looks at them without asking the device. A kernel's writes are there once an event behind it has passed.
 """
 
@@ -16,7 +18,10 @@ from dataclasses import dataclass
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from simcore.kernels.decoder.split_kv import launched
+from simcore.kernels.gpu import gpu_of
 from simcore.machine.machine import Condition, Flag, Setting, Verdict
 
 # Log entries: a signal was not taken, because its launch was skipped; a signal did not come.
@@ -70,12 +75,7 @@ def gate(
     flags: Tensor, memory: StreamMemory, slots: Mapping[Flag, int], condition: Condition | None, signals: int
 ) -> None:
     """Evaluates a condition into the gate of a stream and takes 1 + `signals` places of its log."""
-    left = right = comparison = 0
-    with_flag = False
-    if condition is not None:
-        left, comparison = slots[condition.left], COMPARISONS[condition.comparison]
-        with_flag = isinstance(condition.right, Flag)
-        right = slots[condition.right] if isinstance(condition.right, Flag) else condition.right
+    left, right, comparison, with_flag = _sides(slots, condition)
     _gate_kernel[(1,)](
         flags, memory.gate, memory.cursor, memory.log, left, right,
         COMPARISON=comparison, WITH_FLAG=with_flag, WIDTH=1 + signals, num_warps=1,
@@ -162,6 +162,72 @@ def _write_flags_kernel(
     tl.store(seen_ptr + target, value, mask=inside)
 
 
+@triton.jit(do_not_specialize=["count"])
+def _hold_kernel(cursor_ptr, given_ptr, held_ptr, count, BLOCK: tl.constexpr):
+    place = tl.load(cursor_ptr + 1)
+    for start in range(0, count, BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        said = tl.load(given_ptr + place + at, mask=at < count, other=0, volatile=True)
+        tl.store(held_ptr + at, said, mask=at < count)
+    tl.store(cursor_ptr + 1, place + count)
+
+
+def hold(memory: StreamMemory, held: Tensor) -> None:
+    """Copies the next verdicts, one an element of held int32 [verdicts], to the device all at once: the host's
+    memory is far away."""
+    _hold_kernel[(1,)](memory.cursor, memory.given, held, len(held), BLOCK=256, num_warps=1)
+
+
+@triton.jit(do_not_specialize=["count", "first", "left", "right"])
+def _between_kernel(
+    flags_ptr, seen_ptr, gate_ptr, cursor_ptr, log_ptr, held_ptr, rows_ptr, count, first, left, right,
+    WRITES: tl.constexpr, GATED: tl.constexpr, COMPARISON: tl.constexpr, WITH_FLAG: tl.constexpr,
+    COLUMNS: tl.constexpr, ROWS: tl.constexpr, CHAINED: tl.constexpr,
+):  # fmt: skip
+    """Rows as in `_write_flags_kernel`; a verdict's number counts from held's place `first` on. COMPARISON 0:
+    no gate follows."""
+    if CHAINED:
+        gdc_wait()
+        gdc_launch_dependents()
+    if WRITES:
+        open_ = 1
+        if GATED:
+            open_ = tl.load(gate_ptr)
+        row = tl.arange(0, ROWS)
+        inside = (row < count) & (open_ != 0)
+        at = rows_ptr + row * COLUMNS
+        target = tl.load(at, mask=inside, other=0)
+        what = tl.load(at + 1, mask=inside, other=0)
+        how = tl.load(at + 2, mask=inside, other=0)
+        one = tl.load(at + 3, mask=inside, other=0)
+        other = tl.load(at + 4, mask=inside, other=0)
+        compares = inside & ((what == 1) | (what == 2))
+        left_ = tl.load(flags_ptr + one, mask=compares, other=0, volatile=True)
+        right_ = tl.load(flags_ptr + other, mask=inside & (what == 1), other=0, volatile=True)
+        right_ = tl.where(what == 1, right_, other)
+        holds = ((how == 1) & (left_ == right_)) | ((how == 2) & (left_ != right_))
+        holds = holds | ((how == 3) & (left_ > right_))
+        value = tl.where(compares, holds.to(tl.int32), one)
+        is_verdict = inside & (what == 3)
+        said = tl.load(held_ptr + first + how, mask=is_verdict, other=0)
+        value = tl.where(is_verdict & (said == 0), other, value)
+        # All reads come before any write.
+        tl.debug_barrier()
+        tl.store(flags_ptr + target, value, mask=inside)
+        tl.store(seen_ptr + target, value, mask=inside)
+        tl.debug_barrier()
+    if COMPARISON > 0:
+        one_ = tl.load(flags_ptr + left, volatile=True)
+        other_ = right
+        if WITH_FLAG:
+            other_ = tl.load(flags_ptr + right, volatile=True)
+        open_next = _compared(one_, other_, COMPARISON).to(tl.int32)
+        place = tl.load(cursor_ptr)
+        tl.store(gate_ptr, open_next)
+        tl.store(log_ptr + place, open_next)
+        tl.store(cursor_ptr, place + 1)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Settings:
     """What a launch writes: `rows` int32 [settings, COLUMNS] on the device; `verdicts`: how many are
@@ -199,6 +265,40 @@ def write_flags(flags: Tensor, seen: Tensor, memory: StreamMemory, found: Settin
         GATED=gated, VERDICTS=found.verdicts, COLUMNS=COLUMNS, ROWS=triton.next_power_of_2(count),
         num_warps=1,
     )  # fmt: skip
+
+
+def between(
+    flags: Tensor,
+    seen: Tensor,
+    memory: StreamMemory,
+    slots: Mapping[Flag, int],
+    *,
+    found: Settings | None,
+    gated: bool,
+    held: Tensor | None,
+    first: int,
+    condition: Condition | None,
+) -> None:
+    """Ends a launch and begins the next one: writes the flags of the one, if it has settings and, if `gated`,
+    its gate is open, with verdicts held[first], held[first + 1], ...; then evaluates the condition of the
+    other, if it has one, into the gate, and takes a place of the log."""
+    left, right, comparison, with_flag = _sides(slots, condition)
+    count = 0 if found is None else len(found.rows)
+    _between_kernel[(1,)](
+        flags, seen, memory.gate, memory.cursor, memory.log, flags if held is None else held,
+        flags if found is None else found.rows, count, first, left, right,
+        WRITES=found is not None, GATED=gated, COMPARISON=comparison, WITH_FLAG=with_flag,
+        COLUMNS=COLUMNS, ROWS=triton.next_power_of_2(max(1, count)), **launched(1, gpu_of(flags).chained),
+    )  # fmt: skip
+
+
+def _sides(slots: Mapping[Flag, int], condition: Condition | None) -> tuple[int, int, int, bool]:
+    """Returns the left and the right side of a condition, its comparison, and whether the right is a flag."""
+    if condition is None:
+        return 0, 0, 0, False
+    with_flag = isinstance(condition.right, Flag)
+    right = slots[condition.right] if isinstance(condition.right, Flag) else condition.right
+    return slots[condition.left], right, COMPARISONS[condition.comparison], with_flag
 
 
 def keyless(sets: Mapping[Flag, Setting]) -> tuple[tuple[Flag, Setting], ...]:

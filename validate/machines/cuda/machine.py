@@ -1,11 +1,12 @@
 """The real machine on a CUDA card: the same programs as on the simulated one, in captured graphs on streams.
 
-    launch       cut into stages (`plan.py`), each captured once and replayed
+    launch       cut into stages (`plan.py`), each captured once and replayed; of ranks that meet by kernels,
+                 all that a host gives before it waits as one graph (`sequences.py`)
     after        its stream waits for an event
     when, sets   kernels of one program (`flag_kernels`)
     signal       a counter on the card; a kernel spins until it can take the publication
     collective   on the stream of its group's first rank, for which the streams of the other ranks wait; or
-                 inside stages, by kernels of ranks that see each other's memory (`CardState.joined`)
+                 by kernels of ranks that see each other's memory (`CardState.joined`)
     repeat       DEPTH replays are queued ahead of the device, with `until` the second one just in time;
                  `stop` and `until` end it behind those
 
@@ -39,10 +40,19 @@ from simcore.sim.garbage import no_collections
 from simcore.sim.simulation import WAITS_FOR_EARLIER, WAITS_FOR_SIGNAL, Outcomes, no_floor
 from simcore.validate.machines.cuda.cuda_api import CudaApi, seen_together
 from simcore.validate.machines.cuda.flag_kernels import flags_of, settings
-from simcore.validate.machines.cuda.memory import Memory, StreamLog
+from simcore.validate.machines.cuda.memory import StreamLog
 from simcore.validate.machines.cuda.parts import Arrival, CardTicket, RankStream
 from simcore.validate.machines.cuda.plan import Plan, Stage, plan_key, stages
 from simcore.validate.machines.cuda.records import Clocks, HostMoment, Record, Resolver, SharedOut, Taken
+from simcore.validate.machines.cuda.sequences import (
+    SequencePlan,
+    check_joined,
+    memories,
+    nodes,
+    runs_of,
+    sequence_plan,
+    sizes_of,
+)
 from simcore.validate.machines.cuda.stages import (
     Nodes,
     StageQueue,
@@ -98,9 +108,11 @@ class Card:
     ) -> None:
         self.mesh = mesh_of(states, mesh)
         self.states, self.api, self.lockstep = list(states), api, tuple(lockstep)
-        self.memory = Memory(api)
+        self.memories = memories(api, self.states)
+        self.memory = self.memories[0]
         self.max_polls = max(1, int(patience_s / LOOK_S))
         self.plans: dict[Hashable, Plan] = {}
+        self.sequences: dict[Hashable, list[SequencePlan]] = defaultdict(list)
         self._graphs: dict[Graph, Graph] = {}
         self._known: dict[int, tuple[Graph, Graph]] = {}
         self.lanes: dict[tuple[int, str], RankStream] = {}
@@ -109,8 +121,7 @@ class Card:
         self.takers: list[str] = []
         # The stream of each device that no rank uses, and that of flags.
         devices = dict.fromkeys(state.device for state in self.states)
-        self.apart = [api.stream(device) for device in devices]
-        self.own = self.apart[0]
+        self.own = {device: api.stream(device) for device in devices}
         self.stage_queue = StageQueue(api, self.memory, self.mesh, self.states, self.max_polls)
 
     def lane(self, rank: int, name: str) -> RankStream:
@@ -125,7 +136,8 @@ class Card:
     def reset(self) -> None:
         """Resets flags, signals, events and lanes for a new run; the states are reset by their owners."""
         self.api.reset()
-        self.memory.reset()
+        for memory in dict.fromkeys(self.memories):
+            memory.reset()
         # Zeros are written on a stream that the lanes' streams do not wait for.
         self.api.synchronize()
         for lane in self.lanes.values():
@@ -201,8 +213,8 @@ class CardRun(Device):
         self._takes: dict[tuple[str, int, int], int] = defaultdict(int)
         # The same, with those that a gate may skip.
         self._may_take: dict[tuple[str, int, int], int] = defaultdict(int)
-        # Writes of flags' first values: how many, and the event behind them.
-        self._written, self._writing = 0, None
+        # Launches of joined ranks that are kept until their host waits or begins others.
+        self._together: dict[int, list[Launch]] = {}
         # The values of tensors that hold sizes, by address.
         self._sizes: dict[int, int] = {}
         # How long the last replay of a graph took on a stream of a rank. Where it takes another time the next
@@ -224,7 +236,7 @@ class CardRun(Device):
     @property
     def flags(self) -> dict[Flag, int]:
         """The values of all declared flags."""
-        return {flag: self.value_of(flag) for flag in self.memory.declared}
+        return {flag: self.value_of(flag) for each in self.card.memories for flag in each.declared}
 
     def run(self, program: Callable[[Machine], Program]) -> Trace:
         """Runs one program on every rank (of ranks in lockstep: on the first) until all are done.
@@ -237,13 +249,13 @@ class CardRun(Device):
             for state in self.states:
                 state.begin_run(rehearsal=self._rehearsal, error=self.memory.error, code=self.card.code)
             self.card.reset()
-            first = [seen_together(self.api, stream) for stream in self.card.apart]
+            first = [seen_together(self.api, stream) for stream in self.card.own.values()]
             try:
                 self._host.run(program)
             finally:
                 self.api.synchronize()
             self._check()
-            last = [seen_together(self.api, stream) for stream in self.card.apart]
+            last = [seen_together(self.api, stream) for stream in self.card.own.values()]
             self.fresh = self._stages.captures - before
             self.clock_error_s = max(one[2] + other[2] for one, other in zip(first, last, strict=True))
             self._resolve(first, last)
@@ -274,7 +286,9 @@ class CardRun(Device):
 
     def go_on(self) -> bool:
         """Queues all that can be queued now. Returns whether there was any."""
-        went_on = False
+        went_on = bool(self._together)
+        for rank in tuple(self._together):
+            self.settle(rank)
         for task in tuple(self.working):
             if task.need.ready():
                 self._advance(task)
@@ -311,19 +325,22 @@ class CardRun(Device):
 
     def declare(self, flag: Flag, initial: int) -> None:
         """Declares a flag; its first value is written before anything that is queued from now on."""
-        memory = self.memory
-        slot = memory.slot(flag)
-        if flag in memory.declared:
-            return
-        memory.declared.add(flag)
-        if initial:
-            memory.seen[slot] = initial
-            self.api.run(self.card.own, partial(fill, memory.flags[slot : slot + 1], initial))
-            self._written, self._writing = self._written + 1, self.api.record(self.card.own)
+        for rank in self._host.followers[flag.rank]:
+            memory = self.card.memories[rank]
+            if flag in memory.declared:
+                continue
+            memory.declared.add(flag)
+            word = memory.word(flag)
+            if initial:
+                memory.seen[memory.slot(flag)] = initial
+                own = self.card.own[self.states[rank].device]
+                self.api.run(own, partial(fill, word, initial))
+                memory.written, memory.writing = memory.written + 1, self.api.record(own)
 
     def value_of(self, flag: Flag) -> int:
         """Returns the value that a flag had when the last kernel that wrote it had ended."""
-        return int(self.memory.seen[self.memory.slot(flag)])
+        memory = self.card.memories[flag.rank]
+        return int(memory.seen[memory.slot(flag)])
 
     def moment(self, rank: int) -> HostMoment:
         """Returns the present moment on the host of a rank."""
@@ -369,6 +386,10 @@ class CardRun(Device):
         """Queues a launch on the card, unless something before it is held back."""
         launch.since = self._since.get(launch.rank)
         self._submitted.append(launch)
+        if self.states[launch.rank].joined:
+            check_joined(launch, self.states[launch.rank])
+            self._together.setdefault(launch.rank, []).append(launch)
+            return
         stream = self._stream(launch.rank, launch.stream)
         stream.queue.append(launch)
         if stream.task is None:
@@ -376,6 +397,62 @@ class CardRun(Device):
             self.working.append(task)
             self._advance(task)
             self._release()
+
+    def settle(self, rank: int) -> None:
+        """Queues what the host of a joined rank has given since it waited last."""
+        for launches in runs_of(self._together.pop(rank, ())):
+            begun_s = self.now()
+            self._queue_sequence(launches)
+            launches[0].took_s += self.now() - begun_s
+
+    def _queue_sequence(self, launches: Sequence[Launch]) -> None:
+        """Queues launches of a joined rank, captured as one graph, on the cards of all ranks in lockstep."""
+        first, own = launches[0], {id(launch.ticket) for launch in launches}
+        waited = tuple([each for launch in launches for each in launch.after if id(each) not in own])
+        stream = self._stream(first.rank, first.stream)
+        sizes = sizes_of(launches)
+        plan = self._sequence_plan(stream, launches, sizes)
+        named = [(launches[i].sets[flag]) for i, flag in plan.verdicts]
+        verdicts = [bool(self._outcomes[x.name](*x.key)) for x in named if isinstance(x, Verdict)]
+        for lane in stream.lanes:
+            memory = self.card.memories[lane.rank]
+            log = memory.log(lane.rank, lane.name)
+            place = log.reserve_entries(plan.gates)
+            log.give(verdicts)
+            self._make_ready(lane, first, sizes, first=True)
+            for launch in launches[1:]:
+                self._await(lane, launch.after)
+            before, queued_from_s = self.api.record(lane.stream), self.now()
+            made = partial(nodes, self.api, memory, log, lane, plan)
+            self._stages.queue(lane, plan.plan, "sequence", [lane.state], made, plan.ops)
+            gates = plan.gates_from(log, place)
+            parts = tuple([(part.graph, gate) for part, gate in zip(plan.parts, gates, strict=True)])
+            record = Record(
+                next(self._ids), first, lane.rank, first.stream, "run", 0, 0, len(plan.parts[0].ops),
+                sizes, queued_from_s, self.now(), self.api.record(lane.stream), before, lane.last,
+                waited, gates[0] if len(gates) == 1 else None, parts=parts if len(parts) > 1 else (),
+            )  # fmt: skip
+            lane.last, lane.tail = record, record.after
+            self._records.append(record)
+            for launch, gate in zip(launches, gates, strict=True):
+                if lane is stream.lanes[0] and gate is not None:
+                    launch.ticket.gates.append(gate)
+        first.queued_at_s = self.now()
+        for launch in launches:
+            launch.ticket.replays += 1
+            self._finish(stream, launch)
+
+    def _sequence_plan(
+        self, stream: Stream, launches: Sequence[Launch], sizes: Mapping[str, int]
+    ) -> SequencePlan:
+        first = launches[0]
+        key = first.rank, first.stream, id(self.card.same(first.graph)), len(launches)
+        known = self.card.sequences[key]
+        found = next((plan for plan in known if plan.fits(launches, sizes)), None)
+        if found is None:
+            found = sequence_plan(launches, sizes, self.card.same, stream.lanes[0].state)
+            known.append(found)
+        return found
 
     def _stream(self, rank: int, name: str) -> Stream:
         stream = self._streams.get((rank, name))
@@ -494,8 +571,7 @@ class CardRun(Device):
                 (s.name, s.source, self.card.code(f"{of} waits for signal {s.name} of rank {s.source}"))
                 for s in launch.signals
             )
-            joined = stream.lanes[0].state.joined
-            cut = stages(launch, {**sizes, **captured_sizes}, len(stream.lanes), joined=joined)
+            cut = stages(launch, {**sizes, **captured_sizes}, len(stream.lanes))
             changes = stream.lanes[0].state.changes(launch.graph)
             found = Plan(cut, launch.when is not None, made, signals, changes, home)
             self.card.plans[stream.rank, home, key] = found
@@ -582,16 +658,15 @@ class CardRun(Device):
         """Makes a lane wait for tickets and first values of flags; writes the sizes that kernels read."""
         api = self.api
         if first:
-            for ticket in launch.after:
-                for rank, event in getattr(ticket, "ends", {}).items():
-                    if event is not lane.tail and (rank == lane.rank or lane.rank not in ticket.ends):
-                        api.wait(lane.stream, event)
-        if lane.flags_seen < self._written:
-            api.wait(lane.stream, self._writing)
-            lane.flags_seen = self._written
-        device_sizes = lane.state.device_sizes(launch.graph)
+            self._await(lane, launch.after)
+        memory = self.card.memories[lane.rank]
+        if lane.flags_seen < memory.written:
+            api.wait(lane.stream, memory.writing)
+            lane.flags_seen = memory.written
+        tensors = lane.state.sizes(lane.name)
+        # Launches behind one of a joined rank may read sizes that its own graph does not.
+        device_sizes = tensors.keys() & sizes if lane.state.joined else lane.state.device_sizes(launch.graph)
         if device_sizes:
-            tensors = lane.state.sizes(lane.name)
             for name in device_sizes:
                 value, tensor = sizes[name], tensors[name]
                 place = tensor.data_ptr()
@@ -599,10 +674,17 @@ class CardRun(Device):
                     begun_s = self.now()
                     api.run(lane.stream, partial(fill, tensor, value))
                     self._sizes[place] = value
-                    if not launch.took_s:
+                    if not launch.took_s or lane.state.joined:
                         launch.size_write_s += self.now() - begun_s
                         # Only the leader's are counted: the time covers all ranks in lockstep.
                         launch.sizes_written += lane.rank == launch.rank
+
+    def _await(self, lane: RankStream, tickets: Sequence[Any]) -> None:
+        """Makes a lane wait for the ends of tickets."""
+        for ticket in tickets:
+            for rank, event in getattr(ticket, "ends", {}).items():
+                if event is not lane.tail and (rank == lane.rank or lane.rank not in ticket.ends):
+                    self.api.wait(lane.stream, event)
 
     # -- stages --------------------------------------------------------------------------------------------
 
@@ -719,7 +801,7 @@ class CardRun(Device):
 
 def verbs_of(launches: Sequence[Launch], cause: Callable[[Any], Cause]) -> dict[str, float]:
     """Returns the mean seconds of the verbs of a run, if it had any (means add up to their total): launch_s,
-    a launch call without what follows; return_s, from when the device had the launch to the end of the call;
+    a launch call without what follows; within_s, that of a launch within another; return_s, from when the device had the launch to the end of the call;
     batch_s, saying whose tokens a launch computes; prompt_s, how much longer both take with prompts; size_s,
     the writing of one size; wait_s, from the end for which an idle host waited to its next launch. `cause`:
     gives the time of an end."""
@@ -744,8 +826,10 @@ def verbs_of(launches: Sequence[Launch], cause: Callable[[Any], Cause]) -> dict[
 
 
 def _of_launches(launches: Sequence[Launch]) -> dict[str, float]:
-    """Returns the means of launch_s, batch_s and prompt_s; where launches with prompts take no longer, or
-    there are no others with batches, the means of all and 0."""
+    """Returns the means of launch_s, within_s, batch_s and prompt_s; where launches with prompts take no
+    longer, or there are no others with batches, the means of all and 0."""
+    inside = [x for x in launches if x.within is not None]
+    launches = [x for x in launches if x.within is None]
     with_prompts = [x for x in launches if x.batch is not None and x.batch.prompts]
     others = [x for x in launches if x.batch is None or not x.batch.prompts]
     found = _whole_and_batch(others)
@@ -754,7 +838,8 @@ def _of_launches(launches: Sequence[Launch]) -> dict[str, float]:
         if longer_s > 0.0:
             return {**found, "prompt_s": longer_s}
     found = _whole_and_batch(launches)
-    return {**found, "prompt_s": 0.0} if "batch_s" in found else found
+    found |= {"prompt_s": 0.0} if "batch_s" in found else {}
+    return found | {"within_s": fmean(x.took_s for x in inside)} if inside else found
 
 
 def _whole_and_batch(launches: Sequence[Launch]) -> dict[str, float]:

@@ -1,4 +1,5 @@
-"""Flags and signals in a card's memory, and the host's view of them.
+"""Flags and signals in a card's memory, and the host's view of them. Ranks that meet by kernels have memory
+of their own, each on its card: the flags of another rank are there as they were when both met last.
 
 flags[slot]  int32 on the card          seen[slot]  a copy in pinned memory, written with it
 counters     publications of a (name, rank); those of them that a rank has taken
@@ -6,8 +7,10 @@ error        the code of a wait that was too long for its signal (0: none)
 """
 
 from collections.abc import Hashable
+from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -17,7 +20,7 @@ from simcore.validate.machines.cuda.flag_kernels import StreamMemory
 
 MOST_FLAGS = MOST_COUNTERS = 4096
 # The most gates and turns in the log of one stream in one run, and the most verdicts.
-MOST_ENTRIES = 1 << 18
+MOST_ENTRIES = 1 << 21
 
 
 class StreamLog:
@@ -51,15 +54,22 @@ class StreamLog:
 
 
 class Memory:
-    """All flags and signals of a machine's ranks; addresses stay, because captured graphs contain them."""
+    """Flags and signals of a machine's ranks, or of one of them, on a device; addresses stay, because captured
+    graphs contain them. `error`: that of another memory, if all have one."""
 
-    def __init__(self, api: CudaApi) -> None:
-        self.api = api
-        self.flags, self.seen = api.zeros(MOST_FLAGS), api.host_zeros(MOST_FLAGS)
-        self.counters, self.error = api.zeros(MOST_COUNTERS), api.host_zeros(1)
+    def __init__(
+        self, api: CudaApi, device: torch.device | str | None = None, error: Tensor | None = None
+    ) -> None:
+        self.api, self.device = api, device
+        self.flags, self.seen = api.zeros(MOST_FLAGS, device), api.host_zeros(MOST_FLAGS)
+        self.counters = api.zeros(MOST_COUNTERS, device)
+        self.error = api.host_zeros(1) if error is None else error
         self._error: NDArray[np.int32] = self.error.numpy()
         self.slots: dict[Flag, int] = {}
         self.declared: set[Flag] = set()
+        # Writes of flags' first values: how many, and the event behind them.
+        self.written = 0
+        self.writing: Any = None
         self._places: dict[Hashable, int] = {}
         self._logs: dict[Hashable, StreamLog] = {}
 
@@ -69,6 +79,11 @@ class Memory:
         if found >= MOST_FLAGS:
             raise RuntimeError(f"more than {MOST_FLAGS:,} flags")
         return found
+
+    def word(self, flag: Flag) -> Tensor:
+        """Returns a flag's word, int32 [1]."""
+        slot = self.slot(flag)
+        return self.flags[slot : slot + 1]
 
     def counter(self, *key: Hashable) -> Tensor:
         """Returns a counter int32 [1], by what it counts. Raises RuntimeError if there are too many."""
@@ -81,8 +96,8 @@ class Memory:
         """Returns the log of a stream."""
         if stream not in self._logs:
             memory = StreamMemory(
-                self.api.zeros(1),
-                self.api.zeros(2),
+                self.api.zeros(1, self.device),
+                self.api.zeros(2, self.device),
                 self.api.host_zeros(MOST_ENTRIES),
                 self.api.host_zeros(MOST_ENTRIES),
             )
@@ -99,6 +114,7 @@ class Memory:
         for tensor in (self.flags, self.seen, self.counters, self.error):
             tensor.zero_()
         self.declared.clear()
+        self.written, self.writing = 0, None
         for log in self._logs.values():
             log.memory.gate.zero_()
             log.memory.cursor.zero_()

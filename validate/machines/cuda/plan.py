@@ -59,10 +59,7 @@ class Plan:
     def plain(self) -> bool:
         """Whether nothing else on the card or on a host depends on its having run: it reads and writes no
         flags and signals, and meets no other rank."""
-        local = all(
-            stage.kind == "local" and stage.publication is None and all(op.ranks == 1 for op in stage.ops)
-            for stage in self.stages
-        )
+        local = all(stage.kind == "local" and stage.publication is None for stage in self.stages)
         return local and not (self.noted or self.changes) and self.settings is None
 
     @property
@@ -77,11 +74,8 @@ def plan_key(launch: Launch, graph: Graph, captured_sizes: Mapping[str, int], la
     return id(graph), tuple(captured_sizes.values()), launch.when, keyless(launch.sets), signals, lanes
 
 
-def stages(
-    launch: Launch, sizes: Mapping[str, int], lanes: int, *, joined: bool = False
-) -> tuple[Stage, ...]:
-    """Returns the stages of a launch at given sizes, on `lanes` ranks in lockstep; `joined`: see
-    `cuts.segments`."""
+def stages(launch: Launch, sizes: Mapping[str, int], lanes: int) -> tuple[Stage, ...]:
+    """Returns the stages of a launch at given sizes, on `lanes` ranks in lockstep."""
     found: list[Stage] = []
     gated = launch.when is not None
     # A signal's place in the log comes after the gate's.
@@ -89,7 +83,7 @@ def stages(
     if apart:
         found.append(Stage(0, "wait", gates=True))
     first = 0
-    for segment in segments(launch.graph, sizes, joined=joined):
+    for segment in segments(launch.graph, sizes):
         found += _of_segment(segment, first)
         first += len(segment.ops)
     if gated and not apart:

@@ -87,6 +87,8 @@ class Record:
     gate: tuple[StreamLog, int] | None = None
     head: "Record | None" = None
     publication: Publication | None = None
+    # The graphs of launches captured as one, each with the log entry of its gate, if it has one.
+    parts: "tuple[tuple[Graph, tuple[StreamLog, int] | None], ...]" = ()
     collective_id: int | None = None
     members: tuple[int, ...] = ()
     start_s: float = 0.0
@@ -94,6 +96,12 @@ class Record:
     until_s: float = 0.0
     cause: Cause = field(default_factory=lambda: Cause(None, 0.0))
     skipped: bool = False
+
+    @property
+    def name(self) -> str:
+        """Its graph's name; of several captured as one, the first one's, and how many are behind it."""
+        more = len(self.parts) - 1
+        return self.launch.graph.name + (f" and {more} behind it" if more > 0 else "")
 
     def shown(self) -> "Record":
         """Returns the record that a trace shows for it: for a skipped replay, the first record."""
@@ -170,14 +178,26 @@ class SharedOut:
     same: Callable[[Graph], Graph]
     roofline: Roofline
     weight: Pricer | Roofline
-    _known: dict[Any, Shares] = field(default_factory=dict)
+    _known: dict[Any, Any] = field(default_factory=dict)
 
     def of(self, graph: Graph, first: int, count: int, sizes: Mapping[str, int]) -> Shares:
         """Returns the shares of ops `first` to `first + count - 1` of a graph at some sizes."""
         key = (id(self.same(graph)), first, count, tuple(sizes.items()))
         if key not in self._known:
             self._known[key] = self.between([op.at(sizes) for op in graph.ops[first : first + count]])
-        return self._known[key]
+        found: Shares = self._known[key]
+        return found
+
+    def together(self, graphs: Sequence[Graph], sizes: Mapping[str, int]) -> Shares:
+        """Returns the shares of all ops of several graphs."""
+        return self.between([op for graph in graphs for op in self._bound(graph, sizes)])
+
+    def _bound(self, graph: Graph, sizes: Mapping[str, int]) -> tuple[Op, ...]:
+        key = ("bound", id(self.same(graph)), tuple(sizes.items()))
+        if key not in self._known:
+            self._known[key] = tuple(op.at(sizes) for op in graph.ops)
+        found: tuple[Op, ...] = self._known[key]
+        return found
 
     def between(self, ops: Sequence[Op]) -> Shares:
         """Returns the shares of bound ops."""
@@ -296,7 +316,7 @@ class Resolver:
         # The host's times do not count: they are by another clock.
         if last.span is not None and not last.host and began_s < last.at_s - TICK_S:
             raise OrderError(
-                f"rank {record.rank} stream {record.stream}: graph {record.launch.graph.name} began"
+                f"rank {record.rank} stream {record.stream}: graph {record.name} began"
                 f" {1e6 * (last.at_s - began_s):.1f} us before span {last.span}, which it waits for, ended"
             )
         return last
@@ -308,7 +328,7 @@ class Resolver:
         progress = ((record.start_s, 0.0), (end_s, took_s))
         after = tuple([c.span for t in launch.after if (c := self.cause(t)).span is not None])
         return Span(
-            record.id, launch.id, record.rank, record.stream, launch.graph.name,
+            record.id, launch.id, record.rank, record.stream, record.name,
             "skipped" if record.skipped else record.state, launch.issued_s, record.start_s, end_s,
             record.cause, after, ops, progress, None if record.skipped else record.collective_id,
             () if record.skipped else record.members, record.replay,
@@ -317,6 +337,9 @@ class Resolver:
     def _ops_of(self, record: Record) -> Shares:
         if record.publication is not None:
             return self.shared.between([record.publication.put])
+        if record.parts:
+            ran = [graph for graph, gate in record.parts if gate is None or gate[0].at(gate[1])]
+            return self.shared.together(ran, record.sizes)
         return self.shared.of(record.launch.graph, record.first, record.count, record.sizes)
 
     def _floor_s(self, record: Record) -> float:

@@ -94,7 +94,7 @@ class StageQueue:
         if stage.publication is not None:
             nodes.append(partial(self._put, lane, stage.publication, gate))
         if stage.ops:
-            nodes.append(partial(_executed, lane.state, stage.ops, gate))
+            nodes.append(partial(executed, lane.state, stage.ops, gate))
         if stage.writes_flags and log is not None:
             nodes.append(self.write_flags(log, plan))
         return nodes
@@ -186,7 +186,8 @@ def fill(tensor: Tensor, value: int) -> None:
     tensor.fill_(value)
 
 
-def _executed(state: Any, ops: Sequence[Op], gate: Tensor | None) -> None:
+def executed(state: Any, ops: Sequence[Op], gate: Tensor | None) -> None:
+    """Runs ops on a state, behind a gate."""
     with gated(gate):
         for op in ops:
             for unit in units(op):

@@ -26,7 +26,7 @@ from simcore.ops.op import Op
 from simcore.scenario import Scenario
 from simcore.schedules.one_launch import LAUNCHES
 from simcore.sim.runs import Setup
-from simcore.studies.decode.scenario import DecodeScenario
+from simcore.studies.decode.scenario import AlSpec, DecodeScenario
 from simcore.studies.operators.scenario import DecodeAttentionScenario, LinearAttentionScenario
 from simcore.studies.serving.scenario import ServingScenario
 from simcore.studies.serving.strategies import TemporalFusion
@@ -55,7 +55,7 @@ from simcore.validate.timing.cuda_times import operands
 SEED = 0
 STUDIES = "decode, serving, tiling, linear_attention and decode_attention"
 # Strategies that run, by study.
-STRATEGIES = {"decode": ("tensor_parallel",), "tiling": ("lazy", "eager", "fractal")}
+STRATEGIES = {"decode": ("tensor_parallel", "alspec"), "tiling": ("lazy", "eager", "fractal")}
 
 
 class CardOperatorState(CardState):
@@ -172,12 +172,12 @@ class CardStates:
         return [torch.device("cuda", rank % torch.cuda.device_count()) for rank in range(ranks)]
 
     def _decoder(self, model: Decoder, setup: Setup) -> list[CardDecoderState]:
+        ranks = prod(setup.mesh.values())
         with _refused("--on cuda"):
             (weights,) = self._weights_of(model, 1, "decoder")
             return card_decoder_states(
                 model, setup.mesh, SEED, setup.holds["context"], setup.holds["tokens"],
-                device=self.device, weights=weights,
-                devices=self._places(model.ranks) if model.ranks > 1 else None,
+                device=self.device, weights=weights, devices=self._places(ranks) if ranks > 1 else None,
             )  # fmt: skip
 
     def _served(self, model: ServedDecoder, setup: Setup) -> CardServedState:
@@ -227,9 +227,13 @@ def check_card_runs(scenario: Scenario, where: str) -> None:
     for i, strategy in enumerate(scenario.strategies):
         at = f"{where}: strategies[{i}]"
         # Ranks on one card share its memory and have no link: their times are not those of several cards.
-        if (most := max(getattr(strategy, "ranks", (1,)))) > cards > 0:
-            here = "1, on one card" if cards == 1 else f"1 to {cards}, a card each"
-            raise InputError(f"{at}.ranks: is {most}; --on cuda runs {here}")
+        groups, most = 2 if isinstance(strategy, AlSpec) else 1, max(getattr(strategy, "ranks", (1,)))
+        if 0 < cards < groups:
+            raise InputError(f"{at}.kind: is alspec, which --on cuda runs on 2 cards or more; there is 1")
+        if groups * most > cards > 0:
+            fit, of = cards // groups, " in each of 2 groups" if groups > 1 else ""
+            how = "on one card" if cards == 1 else "a card each"
+            raise InputError(f"{at}.ranks: is {most}; --on cuda runs {f'1 to {fit}' if fit > 1 else 1}{of}, {how}")
         if any(getattr(strategy, "half_storage", ())):
             raise InputError(f"{at}.half_storage: is not run on a card yet; give false")
 

@@ -1,0 +1,138 @@
+"""ALSpec on cards: groups that meet by kernels in captured tokens give what the verdicts say, token by token and
+layer by layer: in Triton's interpreter on cards that are none, and on real ones (marker `gpu`)."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+
+from simcore.kernels.collectives import Inboxes
+from simcore.kernels.decoder.split_kv import EMPTY
+from simcore.machine import laws, metrics
+from simcore.machine.machine import DeadlockError, Machine, Program
+from simcore.models.decoder import Decoder
+from simcore.schedules.alspec import alspec
+from simcore.validate.machines.buffers import meeting, pairing
+from simcore.validate.machines.buffers.cuda_decoder import CardDecoderState, card_decoder_states
+from simcore.validate.machines.buffers.decoder import DecoderState, decoder_states
+from simcore.validate.machines.cpu.machine import TorchRun
+from simcore.validate.machines.cuda.cuda_api import TorchCudaApi
+from simcore.validate.machines.cuda.machine import Card
+from tests.fake_card import MeetingCudaApi
+from tests.test_card_decoder import BOTH, CONFIGS, CONTEXT, F32, GQA, HAS_GPU, SEED, in_turns, needs_card
+from tests.thorough import first, slow
+
+CHUNK = 3
+Verdicts = Callable[[int, int], bool]
+
+
+def drawn(seed: int, rate: float = 0.5) -> Verdicts:
+    """Verdicts by token and layer, drawn by a seed."""
+    return lambda token, layer: Random(f"{seed} {token} {layer}").random() < rate
+
+
+def mesh_of(model: Decoder) -> dict[str, int]:
+    return {"group": 2, "tensor": model.ranks}
+
+
+def on_cpu(model: Decoder, tokens: int, hits: Verdicts) -> list[DecoderState]:
+    states = decoder_states(model, mesh_of(model), SEED, CONTEXT, tokens)
+    run = TorchRun(states, mesh=mesh_of(model), outcomes={"hit": hits})
+    run.run(lambda m: alspec(m, model, tokens=tokens, context=CONTEXT))
+    return states
+
+
+def cards(
+    kind: str, model: Decoder, tokens: int, monkeypatch: pytest.MonkeyPatch, lockstep: tuple[str, ...] = ()
+) -> Card:
+    """Cards on which the ranks of both groups meet: one for all, if there are too few."""
+    ranks = 2 * model.ranks
+    devices, api = ["cpu"] * ranks, None
+    if kind == "cuda":
+        api = TorchCudaApi()
+        devices = [f"cuda:{rank % torch.cuda.device_count()}" for rank in range(ranks)]
+    else:
+        api = MeetingCudaApi(3)
+        for name in ("all_reduce", "all_gather"):
+            monkeypatch.setattr(meeting, name, in_turns(api, getattr(meeting, name)))
+        monkeypatch.setattr(pairing, "exchange", exchange_in_turns(api, pairing.exchange))
+        monkeypatch.setattr(pairing, "receive", received_in_turns(api, pairing.receive))
+    states = card_decoder_states(
+        model, mesh_of(model), SEED, CONTEXT, tokens, device=devices[0], drawn_on="cpu", devices=devices
+    )
+    if kind == "fake":
+        api.states = states
+    return Card(states, api, mesh=mesh_of(model), lockstep=lockstep)
+
+
+def exchange_in_turns(api: MeetingCudaApi, exchange: Any) -> Any:
+    """An exchange in two launches, between which the interpreter can run that of the other rank."""
+
+    def run(*tensors: Any, **named: Any) -> None:
+        *_, inboxes, rank = tensors
+        exchange(*tensors, half="send", **named)
+        words = inboxes.words[rank][1 - rank]
+        if named["patience"]:
+            api.until(lambda: int(words[0]) != EMPTY.value)
+        exchange(*tensors, half="take", **named)
+
+    return run
+
+
+def received_in_turns(api: MeetingCudaApi, receive: Any) -> Any:
+    def run(early: Any, arrived: Any, x: Any, *, gate: Any, **named: Any) -> None:
+        if named["patience"] and (gate is None or gate[0]):
+            api.until(lambda: bool((arrived >= early.shape[1]).all()))
+        receive(early, arrived, x, gate=gate, **named)
+
+    return run
+
+
+def decode(card: Card, model: Decoder, tokens: int, hits: Verdicts, **how: Any) -> Any:
+    for state in card.states:
+        state.reset()
+    run = card.start(outcomes={"hit": hits}, **how)
+    laws.enforce(run.run(lambda m: alspec(m, model, tokens=tokens, context=CONTEXT)))
+    return run
+
+
+def right_ids(states: Sequence[Any], model: Decoder, tokens: int, hits: Verdicts) -> list[list[int]]:
+    """The ids of each token, by the group that holds them in the end."""
+    group, found = 0, []
+    for token in range(tokens):
+        for layer in range(model.config.layers):
+            group ^= hits(token, layer)
+        found.append(states[group * model.ranks].chosen[token].tolist())
+    return found
+
+
+@slow
+@pytest.mark.parametrize("kind", BOTH)
+@pytest.mark.parametrize(
+    "how",
+    first(2, [("gqa", 1, False), ("gqa", 2, True), ("tied, normed heads", 1, True), ("gqa", 2, False)]),
+    ids=lambda how: ", ".join(map(str, how)),
+)
+def test_groups_on_cards_give_what_the_verdicts_say(
+    how: tuple[str, int, bool], kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ids of each token; and K and V of each layer, which show each layer's x, in both groups."""
+    name, ranks, lockstep = how
+    tokens, hits = 4, drawn(1)
+    model = Decoder(CONFIGS[name], ranks=ranks, batch=3, dtypes=F32, chunk=CHUNK)
+    card = cards(kind, model, tokens, monkeypatch, ("tensor",) if lockstep else ())
+    for rehearsal in (True, True, False, False):
+        run = decode(card, model, tokens, hits, rehearsal=rehearsal)
+    assert not run.fresh
+    expected = on_cpu(model, tokens, hits)
+    for rank, state in enumerate(card.states):
+        for layer in range(model.config.layers):
+            for cache, other in ((state.k, expected[rank].k), (state.v, expected[rank].v)):
+                torch.testing.assert_close(cache[layer].cpu(), other[layer], rtol=1e-4, atol=1e-5)
+    assert right_ids(card.states, model, tokens, hits) == right_ids(expected, model, tokens, hits)
+    assert [token.index for token in metrics.tokens(run.trace)] == list(range(tokens))
+    # One graph a rank and token.
+    assert len(run.trace.spans) == tokens * 2 * ranks
