@@ -29,7 +29,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from simcore.kernels.collectives.memory import IN_A_WORD, MOST_WORDS, Inboxes, inboxes, words_of
+from simcore.kernels.collectives.memory import IN_A_WORD, Inboxes, inboxes, words_of
 from simcore.kernels.collectives.words import (
     MOST_PROGRAMS,
     STORED_AT_ONCE,
@@ -46,10 +46,9 @@ from simcore.kernels.gpu import gpu_of, launching
 RANKS = 2
 # A block begins with so many words that all are the priority: what follows is still stored several at once.
 FLAGS = tl.constexpr(STORED_AT_ONCE)
-# Words of the blocks by which inboxes are made, and the most of a block that is chosen here.
-MOST_BLOCK = 1024
-# A warp takes so many words: few enough for one warp alone, which meets no other at each look.
-WORDS_A_WARP = 256
+# Words of a block at most, and of a warp: of few words one warp takes all of a block, and meets no other warp
+# at each look.
+MOST_BLOCK, WORDS_A_WARP = 1024, 256
 
 
 def exchange_layout_for(words: int) -> Layout:
@@ -64,21 +63,24 @@ def exchange_layout_for(words: int) -> Layout:
     return Layout(block, block // WORDS_A_WARP, MOST_PROGRAMS)
 
 
-def exchange_inboxes(devices: Sequence[torch.device | str], x: Tensor, k: Tensor) -> Inboxes:
+def exchange_inboxes(
+    devices: Sequence[torch.device | str], x: Tensor, k: Tensor, layout: Layout | None = None
+) -> Inboxes:
     """Makes the inboxes of an exchange of tensors like x [batch, hidden] and k [batch, kv_heads, capacity, d]
-    for ranks on these two devices; see `inboxes`. Nothing is read of x and k: they may be on any device,
-    "meta" too. Raises ValueError as `inboxes`, and for another number of devices."""
+    for ranks on these two devices, as `inboxes` does. Nothing is read of x and k: they may be anywhere, on
+    "meta" too. Raises ValueError as `inboxes` does, and for another number of devices."""
     if len(devices) != RANKS:
         raise ValueError(f"devices: an exchange is of {RANKS} ranks, not {len(devices)}")
-    return inboxes(devices, _room(x, k, MOST_BLOCK), torch.float32)
+    blocks, layout = _blocks(x, k, layout)
+    return inboxes(devices, blocks * layout.block, torch.float32)
 
 
-def _room(x: Tensor, k: Tensor, block: int) -> int:
-    """Returns the words that a rank sends at most, in whole blocks. Smaller blocks have room in it, too, if
-    they are no fewer than FLAGS of MOST_BLOCK's."""
+def _blocks(x: Tensor, k: Tensor, layout: Layout | None) -> tuple[int, Layout]:
+    """Returns the number of blocks of x, K and V together, and the layout, by default that of their words."""
     own, row = _counted(x, k)
-    payload = block - FLAGS.value
-    return block * (triton.cdiv(own, payload) + 2 * len(k) * triton.cdiv(row, payload))
+    layout = layout or exchange_layout_for(own + 2 * len(k) * row)
+    payload = layout.block - FLAGS.value
+    return triton.cdiv(own, payload) + 2 * len(k) * triton.cdiv(row, payload), layout
 
 
 def _counted(x: Tensor, k: Tensor) -> tuple[int, int]:
@@ -110,14 +112,14 @@ def reference_exchange(
 
 
 @triton.jit
-def _row(row, pieces, ptr, lengths_ptr, capacity, stride_sequence, stride_token):
-    """Where the new token of row `row` of a cache begins, and whether it has a place there; x has no
-    lengths, and is one row."""
-    there = row >= 0
+def _row(rows, row, lengths_ptr, capacity):
+    """Where the new token of row `row` begins, and whether it has a place in the cache; x has no lengths, and
+    is one row. rows: a pointer, then the strides of a row, of a token and of a head."""
+    ptr, there = rows[0], row >= 0
     if lengths_ptr is not None:
         position = tl.load(lengths_ptr + row).to(tl.int64) - 1
         there = (position >= 0) & (position < capacity)
-        ptr += row.to(tl.int64) * stride_sequence + position * stride_token
+        ptr += row.to(tl.int64) * rows[1] + position * rows[2]
     return ptr, there
 
 
@@ -133,68 +135,53 @@ def _place(number, stride_head, DIM: tl.constexpr):
 
 @triton.jit
 def _send_rows(
-    slot_ptr, priority, patient, first, ptr, lengths_ptr, capacity,
-    stride_sequence, stride_token, stride_head, rows, words, count,
-    DIM: tl.constexpr, IN_A_WORD: tl.constexpr, BLOCK: tl.constexpr,
+    rows, sizes, lengths_ptr, capacity, first, slot_ptr, priority, patience,
+    DIM: tl.constexpr, NUMBERS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Sends this program's blocks of `rows` rows, each of `words` words and `count` numbers; the first of
-    them is block `first` of the launch. IN_A_WORD: numbers in a word, where a word is a number if they are
-    aligned."""
-    programs = tl.num_programs(0)
-    pieces = tl.cdiv(words, BLOCK - FLAGS)
-    lane = tl.arange(0, BLOCK)
+    """Sends this program's blocks of some rows, the first of which is block `first` of the launch; returns
+    the block behind them. sizes: how many rows, and the words and numbers of each. NUMBERS: so many make a
+    word; a word itself is the number where it can be."""
+    programs, pieces, lane = tl.num_programs(0), tl.cdiv(sizes[1], BLOCK - FLAGS), tl.arange(0, BLOCK)
     begin = (tl.program_id(0) + programs - first % programs) % programs
-    for block in range(begin, rows * pieces, programs):
-        row_ptr, there = _row(block // pieces, pieces, ptr, lengths_ptr, capacity, stride_sequence, stride_token)
+    for block in range(begin, sizes[0] * pieces, programs):
+        ptr, there = _row(rows, block // pieces, lengths_ptr, capacity)
         at = block % pieces * (BLOCK - FLAGS) + lane - FLAGS
-        inside = there & (lane >= FLAGS)
-        low = tl.load(
-            row_ptr + _place(at * IN_A_WORD, stride_head, DIM), mask=inside & (at * IN_A_WORD < count), other=0
-        )
-        if IN_A_WORD == 1:
-            own = low
-        else:
-            high = tl.load(
-                row_ptr + _place(at * 2 + 1, stride_head, DIM), mask=inside & (at * 2 + 1 < count), other=0
-            )
-            own = joined(low, high)
+        number, there = at * NUMBERS, there & (lane >= FLAGS)
+        own = tl.load(ptr + _place(number, rows[3], DIM), mask=there & (number < sizes[2]), other=0)
+        if NUMBERS == 2:
+            after = there & (number + 1 < sizes[2])
+            own = joined(own, tl.load(ptr + _place(number + 1, rows[3], DIM), mask=after, other=0))
         own = tl.where(lane < FLAGS, priority, sendable(own))
-        sent = patient & ((lane < FLAGS) | ((at < words) & (priority != 0)))
+        sent = (patience != 0) & ((lane < FLAGS) | ((priority != 0) & (at < sizes[1])))
         # Written through: the other rank waits for it.
         tl.store(slot_ptr + (first + block) * BLOCK + lane, own, mask=sent, cache_modifier=".wt")
-    return first + rows * pieces
+    return first + sizes[0] * pieces
 
 
 @triton.jit
 def _looked(ptr, lane, inside):
-    """A block as far as it has come; its priority, EMPTY before that is there; and whether any word of it is
-    still to come."""
+    """A block as far as it has come, its priority, and whether any word of it is still to come."""
     words = tl.load(ptr + lane, mask=inside, other=0, volatile=True)
-    empty = words == EMPTY
-    # One sum over the block tells both: 1 if a flag is to come, 2 if another word is, and the priority.
-    head = tl.where(empty, 1, words << 2)
-    seen = tl.reduce_or(tl.where(lane < FLAGS, head, tl.where(empty, 2, 0)), 0)
-    theirs = tl.where((seen & 1) == 1, EMPTY, seen >> 2)
-    return words, theirs, (theirs == EMPTY) | ((theirs != 0) & ((seen & 2) != 0))
+    # One sum over the block tells all: 1 if a flag is to come, 2 if another word is, and above that the flag.
+    flags = tl.where(words == EMPTY, 1, words << 2)
+    seen = tl.reduce_or(tl.where(lane < FLAGS, flags, tl.where(words == EMPTY, 2, 0)), 0)
+    return words, seen >> 2, ((seen & 1) != 0) | ((seen > 3) & ((seen & 2) != 0))
 
 
 @triton.jit
 def _take_rows(
-    slot_ptr, priority, theirs_ptr, patience, blocks, first, ptr, lengths_ptr, capacity,
-    stride_sequence, stride_token, stride_head, rows, words, count,
-    DIM: tl.constexpr, IN_A_WORD: tl.constexpr, BLOCK: tl.constexpr, CHAINED: tl.constexpr,
+    rows, sizes, lengths_ptr, capacity, first, blocks, slot_ptr, priority, theirs_ptr, patience,
+    DIM: tl.constexpr, NUMBERS: tl.constexpr, BLOCK: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
-    """Takes this program's blocks of rows, and whether any did not come; `blocks` of the launch in all, the
-    rest as for `_send_rows`."""
-    programs = tl.num_programs(0)
-    pieces = tl.cdiv(words, BLOCK - FLAGS)
-    lane = tl.arange(0, BLOCK)
+    """Takes this program's blocks of some rows; returns the block behind them, and whether any did not come.
+    `blocks`: how many the launch has; the rest as for `_send_rows`."""
+    programs, pieces, lane = tl.num_programs(0), tl.cdiv(sizes[1], BLOCK - FLAGS), tl.arange(0, BLOCK)
     begin = (tl.program_id(0) + programs - first % programs) % programs
     late = begin < 0
-    for block in range(begin, rows * pieces, programs):
-        row_ptr, there = _row(block // pieces, pieces, ptr, lengths_ptr, capacity, stride_sequence, stride_token)
+    for block in range(begin, sizes[0] * pieces, programs):
+        ptr, there = _row(rows, block // pieces, lengths_ptr, capacity)
         at = block % pieces * (BLOCK - FLAGS) + lane - FLAGS
-        inside = (lane < FLAGS) | (at < words)
+        inside = (lane < FLAGS) | (at < sizes[1])
         from_ptr = slot_ptr + (first + block) * BLOCK
         given, theirs, waiting = _looked(from_ptr, lane, inside)
         looks = 1
@@ -205,12 +192,140 @@ def _take_rows(
         if CHAINED and first + block + programs >= blocks:
             gdc_launch_dependents()
         tl.store(from_ptr + lane, tl.full([BLOCK], EMPTY, tl.int32), mask=inside)
-        if (first + block == 0) & (theirs != EMPTY):
+        if (first + block == 0) & (waiting == 0):
             tl.store(theirs_ptr, theirs)
-        inside = (lane >= FLAGS) & there & (theirs > priority) & (waiting == 0)
-        low_ptr = row_ptr + _place(at * IN_A_WORD, stride_head, DIM)
-        tl.store(low_ptr, given.to(ptr.dtype.element_ty), mask=inside & (at * IN_A_WORD < count))
-        if IN_A_WORD == 2:
-            high_ptr = row_ptr + _place(at * 2 + 1, stride_head, DIM)
-            tl.store(high_ptr, (given >> 16).to(tl.int16), mask=inside & (at * 2 + 1 < count))
-    return first + rows * pieces, late
+        taken = (waiting == 0) & (theirs > priority) & there & (lane >= FLAGS)
+        number, numbers = at * NUMBERS, rows[0].dtype.element_ty
+        tl.store(ptr + _place(number, rows[3], DIM), given.to(numbers), mask=taken & (number < sizes[2]))
+        if NUMBERS == 2:
+            after = taken & (number + 1 < sizes[2])
+            tl.store(ptr + _place(number + 1, rows[3], DIM), (given >> 16).to(numbers), mask=after)
+    return first + sizes[0] * pieces, late
+
+
+@triton.jit(do_not_specialize=["rank", "code", "batch"])
+def _exchange_kernel(
+    x_ptr, k_ptr, v_ptr, lengths_ptr, priority_ptr, theirs_ptr,
+    inbox_ptr, addresses_ptr, patience_ptr, error_ptr,
+    rank, room, blocks, code, batch, words, count, row_words, row_count, capacity,
+    k_row, k_token, k_head, v_row, v_token, v_head,
+    DIM: tl.constexpr, X_NUMBERS: tl.constexpr, KV_NUMBERS: tl.constexpr,
+    SENDS: tl.constexpr, TAKES: tl.constexpr, BLOCK: tl.constexpr, CHAINED: tl.constexpr,
+):  # fmt: skip
+    """Any number of programs, which take the `blocks` of x, K and V in turn. `words` and `count` are those of
+    x, row_words and row_count of a sequence's K; DIM: the numbers of a head."""
+    if CHAINED:
+        gdc_wait()
+    patience, priority = tl.load(patience_ptr), tl.load(priority_ptr)
+    x, x_sizes = (x_ptr, 0, 0, 0), (1, words, count)
+    k, v = (k_ptr, k_row, k_token, k_head), (v_ptr, v_row, v_token, v_head)
+    sizes = (batch, row_words, row_count)
+    if SENDS:
+        slot = tl.load(addresses_ptr + 1 - rank).to(tl.pointer_type(tl.int32)) + rank * room
+        slot = tl.multiple_of(slot, 16)
+        first = _send_rows(x, x_sizes, None, 0, 0, slot, priority, patience, 0, X_NUMBERS, BLOCK)
+        for cache in tl.static_range(2):
+            rows = k if cache == 0 else v
+            first = _send_rows(
+                rows, sizes, lengths_ptr, capacity, first, slot, priority, patience, DIM, KV_NUMBERS, BLOCK
+            )
+    if TAKES and patience != 0:
+        slot = inbox_ptr + (1 - rank) * room
+        first, late = _take_rows(
+            x, x_sizes, None, 0, 0, blocks, slot, priority, theirs_ptr, patience, 0, X_NUMBERS, BLOCK, CHAINED
+        )
+        for cache in tl.static_range(2):
+            rows = k if cache == 0 else v
+            first, later = _take_rows(
+                rows, sizes, lengths_ptr, capacity, first, blocks, slot, priority, theirs_ptr, patience,
+                DIM, KV_NUMBERS, BLOCK, CHAINED,
+            )  # fmt: skip
+            late = late | later
+        if late:
+            # What comes behind it on this card would wait in vain, too.
+            tl.store(patience_ptr, 0)
+            if error_ptr is not None:
+                tl.store(error_ptr, code)
+
+
+@launching
+def exchange(
+    x: Tensor,
+    k: Tensor,
+    v: Tensor,
+    lengths: Tensor,
+    priority: Tensor,
+    theirs: Tensor,
+    inboxes: Inboxes,
+    rank: int,
+    *,
+    patience: Tensor,
+    error: Tensor | None = None,
+    code: int = 1,
+    half: Half = "both",
+    layout: Layout | None = None,
+    chained: bool = False,
+) -> None:
+    """Tells the other rank the own priority and writes its priority to `theirs`; where that is above the own
+    one, takes its x and its new token's K and V in place of the own ones. All are int32 [1] on the device,
+    the priorities 0, 1 or 2.
+
+    x [batch, hidden], contiguous; k, v [batch, kv_heads, capacity, d]: whole caches of one layer, tokens and
+    heads any distance apart. The new token of sequence b is at lengths[b] - 1 (int32 [batch], read on the
+    device, the same on both ranks); one without a place there is not written. Numbers are those of the other
+    rank to the bit, but for some NaNs. `inboxes`: from `exchange_inboxes`, the same on both ranks, as is the
+    layout; rules at the head of `one_shot`. `patience`, `error`, `code`, `chained`: as for `all_reduce`, but
+    with a patience of 0 nothing at all is done. `half`: "send" writes to the other's inbox, "take" does the
+    rest.
+
+    Raises ValueError naming what does not fit."""
+    _check(x, k, v, lengths, priority, theirs)
+    if inboxes.ranks != RANKS:
+        raise ValueError(f"inboxes: an exchange is of {RANKS} ranks, not {inboxes.ranks}")
+    blocks, layout = _blocks(x, k, layout)
+    check_part(x, inboxes, rank, patience, error, half, layout)
+    if blocks * layout.block > inboxes.room:
+        raise ValueError(f"inboxes have room for {inboxes.room} words, too few for {kind(x)} and {kind(k)}")
+    own, row = _counted(x, k)
+    whole, whole_caches = _whole(x.view(-1)), _whole(k) and _whole(v)
+    x_numbers, numbers = (1 if each else 2 for each in (whole, whole_caches))
+    flat, k, v = _integers(x.view(-1), whole), _integers(k, whole_caches), _integers(v, whole_caches)
+    heads, d = k.shape[1], k.shape[3]
+    _exchange_kernel[(min(layout.programs, blocks),)](
+        flat, k, v, lengths, priority, theirs,
+        inboxes.words[rank], inboxes.addresses[rank], patience, error,
+        rank, inboxes.room, blocks, code, len(x), own, flat.numel(), row, heads * d, k.shape[2],
+        *(each.stride(dim) for each in (k, v) for dim in (0, 2, 1)),
+        DIM=d, X_NUMBERS=x_numbers, KV_NUMBERS=numbers,
+        SENDS=half != "take", TAKES=half != "send", BLOCK=layout.block,
+        **launched(layout.warps, chained and gpu_of(x).chained),
+    )  # fmt: skip
+
+
+def _whole(x: Tensor) -> bool:
+    """Whether all words of x begin and end with a number of 32 bits, or with two that may be taken at once."""
+    in_a_word = IN_A_WORD[x.dtype]
+    sizes = (x.shape[-1], *x.stride()[:-1])
+    return not any(size % in_a_word for size in sizes) and x.data_ptr() % 4 == 0
+
+
+def _integers(x: Tensor, whole: bool) -> Tensor:
+    return x.view(torch.int32 if whole else torch.int16)
+
+
+def _check(x: Tensor, k: Tensor, v: Tensor, lengths: Tensor, priority: Tensor, theirs: Tensor) -> None:
+    """Raises ValueError naming what does not fit."""
+    if x.dim() != 2 or x.dtype not in IN_A_WORD or not x.is_contiguous() or not x.numel():
+        raise ValueError(f"x has to be contiguous fp32, bf16 or fp16 [batch, hidden], not {kind(x)}")
+    if k.dim() != 4 or len(k) != len(x) or k.dtype not in IN_A_WORD or not k.numel():
+        raise ValueError(f"k has to be fp32, bf16 or fp16 [{len(x)}, kv_heads, capacity, d], not {kind(k)}")
+    for name, cache, other in (("k", k, v), ("v", v, k)):
+        check_like(name, cache, k.shape, k.dtype)
+        check_written(name, cache, x, other)
+    check_like("lengths", lengths, (len(x),), torch.int32)
+    for name, word in (("priority", priority), ("theirs", theirs)):
+        check_like(name, word, (1,), torch.int32)
+    check_written("theirs", theirs, priority)
+    for name, given in (("k", k), ("v", v), ("lengths", lengths), ("priority", priority), ("theirs", theirs)):
+        if given.device != x.device:
+            raise ValueError(f"{name} has to be on {x.device}, not on {given.device}")
