@@ -195,11 +195,11 @@ def _take_rows(
         if (first + block == 0) & (waiting == 0):
             tl.store(theirs_ptr, theirs)
         taken = (waiting == 0) & (theirs > priority) & there & (lane >= FLAGS)
-        number, numbers = at * NUMBERS, rows[0].dtype.element_ty
-        tl.store(ptr + _place(number, rows[3], DIM), given.to(numbers), mask=taken & (number < sizes[2]))
+        number, own = at * NUMBERS, given.to(rows[0].dtype.element_ty)
+        tl.store(ptr + _place(number, rows[3], DIM), own, mask=taken & (number < sizes[2]))
         if NUMBERS == 2:
             after = taken & (number + 1 < sizes[2])
-            tl.store(ptr + _place(number + 1, rows[3], DIM), (given >> 16).to(numbers), mask=after)
+            tl.store(ptr + _place(number + 1, rows[3], DIM), (given >> 16).to(tl.int16), mask=after)
     return first + sizes[0] * pieces, late
 
 
