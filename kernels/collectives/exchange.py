@@ -46,6 +46,7 @@ from simcore.kernels.gpu import gpu_of, launching
 RANKS = 2
 # A block begins with so many words that all are the priority: what follows is still stored several at once.
 FLAGS = tl.constexpr(STORED_AT_ONCE)
+MOST_PRIORITY = tl.constexpr(2)
 # Words of a block at most, and of a warp: of few words one warp takes all of a block, and meets no other warp
 # at each look.
 MOST_BLOCK, WORDS_A_WARP = 1024, 256
@@ -126,9 +127,8 @@ def _row(rows, row, lengths_ptr, capacity):
 @triton.jit
 def _place(number, stride_head, DIM: tl.constexpr):
     """Where number `number` of a row is; DIM of 0: they are side by side."""
-    if DIM == 0:
-        place = number.to(tl.int64)
-    else:
+    place = number.to(tl.int64)
+    if DIM > 0:
         place = (number // DIM).to(tl.int64) * stride_head + number % DIM
     return place
 
@@ -160,12 +160,14 @@ def _send_rows(
 
 @triton.jit
 def _looked(ptr, lane, inside):
-    """A block as far as it has come, its priority, and whether any word of it is still to come."""
+    """A block as far as it has come; its priority, EMPTY as long as a flag is to come; and whether any word is
+    still to come."""
     words = tl.load(ptr + lane, mask=inside, other=0, volatile=True)
-    # One sum over the block tells all: 1 if a flag is to come, 2 if another word is, and above that the flag.
-    flags = tl.where(words == EMPTY, 1, words << 2)
-    seen = tl.reduce_or(tl.where(lane < FLAGS, flags, tl.where(words == EMPTY, 2, 0)), 0)
-    return words, seen >> 2, ((seen & 1) != 0) | ((seen > 3) & ((seen & 2) != 0))
+    is_flag = lane < FLAGS
+    # EMPTY is below all priorities.
+    theirs = tl.min(tl.where(is_flag, words, MOST_PRIORITY), 0)
+    missing = tl.max(tl.where(is_flag, 0, (words == EMPTY).to(tl.int32)), 0)
+    return words, theirs, (theirs == EMPTY) | ((theirs != 0) & (missing == 1))
 
 
 @triton.jit
@@ -303,7 +305,7 @@ def exchange(
 
 
 def _whole(x: Tensor) -> bool:
-    """Whether all words of x begin and end with a number of 32 bits, or with two that may be taken at once."""
+    """Whether x can be taken as words of 32 bits, each of one number or of two neighbours."""
     in_a_word = IN_A_WORD[x.dtype]
     sizes = (x.shape[-1], *x.stride()[:-1])
     return not any(size % in_a_word for size in sizes) and x.data_ptr() % 4 == 0

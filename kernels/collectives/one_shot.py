@@ -48,6 +48,8 @@ from simcore.kernels.decoder.tensors import wide
 from simcore.kernels.gpu import gpu_of, launching
 
 FORMATS = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
+
+
 def reference_all_reduce(xs: Sequence[Tensor]) -> Tensor:
     """Returns the sum of the x of all ranks, in plain torch and in any float dtype, on the device of the
     first: in order, in fp32 or more, rounded once."""

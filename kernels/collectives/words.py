@@ -1,4 +1,4 @@
-"""Shared by the collectives: words of 32 bits as they are sent, layouts, and checks of what all launches take.
+"""Shared by the collectives: words of 32 bits as they are sent, layouts, and checks of what launches take.
 
     word = x[i]                             of numbers of 32 bits
     word = x[2 i + 1] << 16 | x[2 i]        of numbers of 16 bits
