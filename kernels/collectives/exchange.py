@@ -160,7 +160,7 @@ def _send_rows(
 
 @triton.jit
 def _looked(ptr, lane, inside):
-    """A block as far as it has come; its priority, EMPTY as long as a flag is to come; and whether any word is
+    """A block as far as it has come; its priority, EMPTY until all flags are there; and whether any word is
     still to come."""
     words = tl.load(ptr + lane, mask=inside, other=0, volatile=True)
     is_flag = lane < FLAGS
