@@ -251,11 +251,14 @@ class TestInterpreted:
         """One of the priority's too, and one that would be dropped."""
         shape = Shape(2, 500, 2, 3, 16, torch.float32)
         ranks, of, error = pair(shape, 8, priorities), boxes(shape), ints(0)
+        numbers = [int(each.isnan().sum()) for each in ranks[0].tensors()]
         exchange(*ranks[1].tensors(), of, 1, patience=ints(1), half="send")
         sent = (of.words[0][1] != EMPTY.value).nonzero().flatten()
         of.words[0][1, sent[place]] = EMPTY.value
         exchange(*ranks[0].tensors(), of, 0, patience=ints(3), half="take", error=error)
         assert int(error) == 1
+        # What came in part is nowhere.
+        assert [int(each.isnan().sum()) for each in ranks[0].tensors()] == numbers
 
     def test_an_idle_rank_sends_its_priority_alone(self) -> None:
         shape = Shape(2, 500, 2, 3, 16)
@@ -359,6 +362,7 @@ class TestArguments:
             ("block", {"layout": Layout(100, 1, 1)}),
             ("layout", {"layout": Layout(32, 2, 1)}),
             ("layout", {"layout": Layout(32, 1, 0)}),
+            ("layout", {"layout": Layout(4, 1, 1)}),
             ("inboxes", {"layout": Layout(2048, 1, 1)}),
             ("inboxes", {"inboxes": boxes(Shape(2, hidden=32, kv_heads=1))}),
             ("inboxes", {"inboxes": Inboxes((torch.zeros(3, 5000),) * 3, (torch.zeros(3),) * 3)}),

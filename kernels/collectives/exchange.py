@@ -35,6 +35,7 @@ from simcore.kernels.collectives.words import (
     STORED_AT_ONCE,
     Half,
     Layout,
+    check_layout,
     check_part,
     joined,
     sendable,
@@ -80,6 +81,7 @@ def _blocks(x: Tensor, k: Tensor, layout: Layout | None) -> tuple[int, Layout]:
     """Returns the number of blocks of x, K and V together, and the layout, by default that of their words."""
     own, row = _counted(x, k)
     layout = layout or exchange_layout_for(own + 2 * len(k) * row)
+    check_layout(layout)
     payload = layout.block - FLAGS.value
     return triton.cdiv(own, payload) + 2 * len(k) * triton.cdiv(row, payload), layout
 
@@ -134,6 +136,14 @@ def _place(number, stride_head, DIM: tl.constexpr):
 
 
 @triton.jit
+def _begin(first):
+    """The first of this program's blocks, counted from block `first` of the launch: programs take all blocks
+    in turn."""
+    programs = tl.num_programs(0)
+    return (tl.program_id(0) + programs - first % programs) % programs
+
+
+@triton.jit
 def _send_rows(
     rows, sizes, lengths_ptr, capacity, first, slot_ptr, priority, patience,
     DIM: tl.constexpr, NUMBERS: tl.constexpr, BLOCK: tl.constexpr,
@@ -142,8 +152,7 @@ def _send_rows(
     the block behind them. sizes: how many rows, and the words and numbers of each. NUMBERS: so many make a
     word; a word itself is the number where it can be."""
     programs, pieces, lane = tl.num_programs(0), tl.cdiv(sizes[1], BLOCK - FLAGS), tl.arange(0, BLOCK)
-    begin = (tl.program_id(0) + programs - first % programs) % programs
-    for block in range(begin, sizes[0] * pieces, programs):
+    for block in range(_begin(first), sizes[0] * pieces, programs):
         ptr, there = _row(rows, block // pieces, lengths_ptr, capacity)
         at = block % pieces * (BLOCK - FLAGS) + lane - FLAGS
         number, there = at * NUMBERS, there & (lane >= FLAGS)
@@ -178,9 +187,8 @@ def _take_rows(
     """Takes this program's blocks of some rows; returns the block behind them, and whether any did not come.
     `blocks`: how many the launch has; the rest as for `_send_rows`."""
     programs, pieces, lane = tl.num_programs(0), tl.cdiv(sizes[1], BLOCK - FLAGS), tl.arange(0, BLOCK)
-    begin = (tl.program_id(0) + programs - first % programs) % programs
-    late = begin < 0
-    for block in range(begin, sizes[0] * pieces, programs):
+    late = tl.program_id(0) < 0
+    for block in range(_begin(first), sizes[0] * pieces, programs):
         ptr, there = _row(rows, block // pieces, lengths_ptr, capacity)
         at = block % pieces * (BLOCK - FLAGS) + lane - FLAGS
         inside = (lane < FLAGS) | (at < sizes[1])
@@ -268,9 +276,9 @@ def exchange(
     layout: Layout | None = None,
     chained: bool = False,
 ) -> None:
-    """Tells the other rank the own priority and writes its priority to `theirs`; where that is above the own
-    one, takes its x and its new token's K and V in place of the own ones. All are int32 [1] on the device,
-    the priorities 0, 1 or 2.
+    """Tells the other rank the own `priority`, 0, 1 or 2, and writes the other's to `theirs`, both int32 [1] on
+    the device. Where that is above the own one, it takes the other's x and new token's K and V in place of
+    the own ones.
 
     x [batch, hidden], contiguous; k, v [batch, kv_heads, capacity, d]: whole caches of one layer, tokens and
     heads any distance apart. The new token of sequence b is at lengths[b] - 1 (int32 [batch], read on the
@@ -285,7 +293,7 @@ def exchange(
     if inboxes.ranks != RANKS:
         raise ValueError(f"inboxes: an exchange is of {RANKS} ranks, not {inboxes.ranks}")
     blocks, layout = _blocks(x, k, layout)
-    check_part(x, inboxes, rank, patience, error, half, layout)
+    check_part(x, inboxes, rank, patience, error, half)
     if blocks * layout.block > inboxes.room:
         raise ValueError(f"inboxes have room for {inboxes.room} words, too few for {kind(x)} and {kind(k)}")
     own, row = _counted(x, k)

@@ -41,7 +41,15 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from simcore.kernels.collectives.memory import IN_A_WORD, Inboxes, words_of
-from simcore.kernels.collectives.words import Half, Layout, check_part, joined, layout_for, sendable
+from simcore.kernels.collectives.words import (
+    Half,
+    Layout,
+    check_layout,
+    check_part,
+    joined,
+    layout_for,
+    sendable,
+)
 from simcore.kernels.decoder.checks import check_gate, check_written, kind
 from simcore.kernels.decoder.split_kv import EMPTY, launched
 from simcore.kernels.decoder.tensors import wide
@@ -365,7 +373,8 @@ def _launch(
     _check(x, inboxes)
     words = words_of(x.numel(), x.dtype)
     layout = layout or layout_for(words)
-    check_part(x, inboxes, rank, patience, error, half, layout)
+    check_layout(layout)
+    check_part(x, inboxes, rank, patience, error, half)
     check_gate(gate)
     if not x.numel():
         return
