@@ -276,8 +276,8 @@ def exchange(
     layout: Layout | None = None,
     chained: bool = False,
 ) -> None:
-    """Tells the other rank the own `priority`, 0, 1 or 2, and writes the other's to `theirs`, both int32 [1] on
-    the device. Where that is above the own one, it takes the other's x and new token's K and V in place of
+    """Tells the other rank the own `priority`, 0, 1 or 2, and writes the other's to `theirs`, both int32 [1]
+    on the device. Where that is above the own one, it takes the other's x and new token's K and V in place of
     the own ones.
 
     x [batch, hidden], contiguous; k, v [batch, kv_heads, capacity, d]: whole caches of one layer, tokens and
