@@ -548,6 +548,71 @@ def test_a_receiver_takes_rows_of_one_size() -> None:
         receive(torch.zeros(2, 3, 4), torch.zeros(2, dtype=torch.int32), torch.zeros(2, 10))
 
 
+@pytest.mark.parametrize("name", ["patience", "error"])
+@pytest.mark.parametrize("word", [torch.zeros(1), torch.zeros(2, dtype=torch.int32)])
+def test_a_receiver_takes_words_of_one_int32(name: str, word: Tensor) -> None:
+    early, arrived = torch.zeros(2, 3, 4), torch.zeros(2, dtype=torch.int32)
+    with pytest.raises(ValueError, match=f"^{name} has to be int32 of one element"):
+        receive(early, arrived, torch.zeros(2, 12), **{name: word})
+
+
+class TestAReceiverWithPatience:
+    """Three rows of five queries; where not all have arrived, early is still as it was before."""
+
+    def received(self, arrived: Tensor, patience: int, **named: Any) -> tuple[Tensor, Tensor, int, int]:
+        """early and what was received of it, then patience and error afterwards."""
+        early = torch.randn(3, 5, 7, generator=torch.Generator().manual_seed(1)).to(DEVICE)
+        x = torch.full((3, 35), math.nan, device=DEVICE)
+        words = torch.tensor([patience], device=DEVICE, dtype=torch.int32)
+        error = torch.zeros_like(words)
+        receive(early, arrived, x, patience=words, error=error, **named)
+        return early.flatten(1), x, int(words), int(error)
+
+    def arrived(self, *queries: int) -> Tensor:
+        return torch.tensor(queries, device=DEVICE, dtype=torch.int32)
+
+    @pytest.mark.parametrize("chained", [False, True])
+    @pytest.mark.parametrize("patience", [1, 100])
+    def test_takes_what_is_there(self, patience: int, chained: bool) -> None:
+        arrived = self.arrived(5, 5, 5)
+        early, x, left, error = self.received(arrived, patience, chained=chained)
+        assert torch.equal(x, early)
+        assert (left, error) == (patience, 0)
+        assert not arrived.any()
+
+    @pytest.mark.parametrize("queries", [(0, 0, 0), (5, 5, 5)])
+    def test_of_0_does_nothing(self, queries: tuple[int, ...]) -> None:
+        arrived = self.arrived(*queries)
+        _, x, left, error = self.received(arrived, 0)
+        assert bool(x.isnan().all())
+        assert (left, error) == (0, 0)
+        assert tuple(arrived.tolist()) == queries
+
+    @pytest.mark.parametrize("code", [1, 9])
+    @pytest.mark.parametrize("chained", [False, True])
+    def test_gives_up(self, chained: bool, code: int) -> None:
+        """Who gives up ends the patience of the rows that have not begun: so the last one is late here."""
+        arrived = self.arrived(5, 5, 4)
+        early, x, left, error = self.received(arrived, 200, code=code, chained=chained)
+        assert (left, error) == (0, code)
+        assert torch.equal(x[:2], early[:2])
+        assert bool(x[2].isnan().all())
+        assert arrived.tolist() == [0, 0, 4]
+
+    def test_a_closed_gate_ends_no_patience(self) -> None:
+        arrived, gate = self.arrived(0, 0, 0), torch.zeros(1, dtype=torch.int32, device=DEVICE)
+        _, x, left, error = self.received(arrived, 3, gate=gate)
+        assert bool(x.isnan().all())
+        assert (left, error) == (3, 0)
+
+    def test_needs_no_error_to_tell(self) -> None:
+        words = torch.full((1,), 2, dtype=torch.int32, device=DEVICE)
+        early, x = torch.zeros(1, 2, 3, device=DEVICE), torch.ones(1, 6, device=DEVICE)
+        receive(early, self.arrived(0), x, patience=words)
+        assert int(words) == 0
+        assert bool((x == 1).all())
+
+
 # -- on a GPU ----------------------------------------------------------------------------------------------
 
 HEADS = [(8, 1), (8, 4), (4, 8), (2, 5), (4, 7), (1, 16), (1, 8), (16, 1), (3, 6), (2, 12)]

@@ -35,6 +35,7 @@ from simcore.kernels.collectives.words import (
     STORED_AT_ONCE,
     Half,
     Layout,
+    check_layout,
     check_part,
     joined,
     sendable,
@@ -46,6 +47,7 @@ from simcore.kernels.gpu import gpu_of, launching
 RANKS = 2
 # A block begins with so many words that all are the priority: what follows is still stored several at once.
 FLAGS = tl.constexpr(STORED_AT_ONCE)
+MOST_PRIORITY = tl.constexpr(2)
 # Words of a block at most, and of a warp: of few words one warp takes all of a block, and meets no other warp
 # at each look.
 MOST_BLOCK, WORDS_A_WARP = 1024, 256
@@ -79,6 +81,7 @@ def _blocks(x: Tensor, k: Tensor, layout: Layout | None) -> tuple[int, Layout]:
     """Returns the number of blocks of x, K and V together, and the layout, by default that of their words."""
     own, row = _counted(x, k)
     layout = layout or exchange_layout_for(own + 2 * len(k) * row)
+    check_layout(layout)
     payload = layout.block - FLAGS.value
     return triton.cdiv(own, payload) + 2 * len(k) * triton.cdiv(row, payload), layout
 
@@ -126,11 +129,18 @@ def _row(rows, row, lengths_ptr, capacity):
 @triton.jit
 def _place(number, stride_head, DIM: tl.constexpr):
     """Where number `number` of a row is; DIM of 0: they are side by side."""
-    if DIM == 0:
-        place = number.to(tl.int64)
-    else:
+    place = number.to(tl.int64)
+    if DIM > 0:
         place = (number // DIM).to(tl.int64) * stride_head + number % DIM
     return place
+
+
+@triton.jit
+def _begin(first):
+    """The first of this program's blocks, counted from block `first` of the launch: programs take all blocks
+    in turn."""
+    programs = tl.num_programs(0)
+    return (tl.program_id(0) + programs - first % programs) % programs
 
 
 @triton.jit
@@ -142,8 +152,7 @@ def _send_rows(
     the block behind them. sizes: how many rows, and the words and numbers of each. NUMBERS: so many make a
     word; a word itself is the number where it can be."""
     programs, pieces, lane = tl.num_programs(0), tl.cdiv(sizes[1], BLOCK - FLAGS), tl.arange(0, BLOCK)
-    begin = (tl.program_id(0) + programs - first % programs) % programs
-    for block in range(begin, sizes[0] * pieces, programs):
+    for block in range(_begin(first), sizes[0] * pieces, programs):
         ptr, there = _row(rows, block // pieces, lengths_ptr, capacity)
         at = block % pieces * (BLOCK - FLAGS) + lane - FLAGS
         number, there = at * NUMBERS, there & (lane >= FLAGS)
@@ -160,12 +169,14 @@ def _send_rows(
 
 @triton.jit
 def _looked(ptr, lane, inside):
-    """A block as far as it has come, its priority, and whether any word of it is still to come."""
+    """A block as far as it has come; its priority, EMPTY until all flags are there; and whether any word is
+    still to come."""
     words = tl.load(ptr + lane, mask=inside, other=0, volatile=True)
-    # One sum over the block tells all: 1 if a flag is to come, 2 if another word is, and above that the flag.
-    flags = tl.where(words == EMPTY, 1, words << 2)
-    seen = tl.reduce_or(tl.where(lane < FLAGS, flags, tl.where(words == EMPTY, 2, 0)), 0)
-    return words, seen >> 2, ((seen & 1) != 0) | ((seen > 3) & ((seen & 2) != 0))
+    is_flag = lane < FLAGS
+    # EMPTY is below all priorities.
+    theirs = tl.min(tl.where(is_flag, words, MOST_PRIORITY), 0)
+    missing = tl.max(tl.where(is_flag, 0, (words == EMPTY).to(tl.int32)), 0)
+    return words, theirs, (theirs == EMPTY) | ((theirs != 0) & (missing == 1))
 
 
 @triton.jit
@@ -176,9 +187,8 @@ def _take_rows(
     """Takes this program's blocks of some rows; returns the block behind them, and whether any did not come.
     `blocks`: how many the launch has; the rest as for `_send_rows`."""
     programs, pieces, lane = tl.num_programs(0), tl.cdiv(sizes[1], BLOCK - FLAGS), tl.arange(0, BLOCK)
-    begin = (tl.program_id(0) + programs - first % programs) % programs
-    late = begin < 0
-    for block in range(begin, sizes[0] * pieces, programs):
+    late = tl.program_id(0) < 0
+    for block in range(_begin(first), sizes[0] * pieces, programs):
         ptr, there = _row(rows, block // pieces, lengths_ptr, capacity)
         at = block % pieces * (BLOCK - FLAGS) + lane - FLAGS
         inside = (lane < FLAGS) | (at < sizes[1])
@@ -266,9 +276,9 @@ def exchange(
     layout: Layout | None = None,
     chained: bool = False,
 ) -> None:
-    """Tells the other rank the own priority and writes its priority to `theirs`; where that is above the own
-    one, takes its x and its new token's K and V in place of the own ones. All are int32 [1] on the device,
-    the priorities 0, 1 or 2.
+    """Tells the other rank the own `priority`, 0, 1 or 2, and writes the other's to `theirs`, both int32 [1]
+    on the device. Where that is above the own one, it takes the other's x and new token's K and V in place of
+    the own ones.
 
     x [batch, hidden], contiguous; k, v [batch, kv_heads, capacity, d]: whole caches of one layer, tokens and
     heads any distance apart. The new token of sequence b is at lengths[b] - 1 (int32 [batch], read on the
@@ -283,7 +293,7 @@ def exchange(
     if inboxes.ranks != RANKS:
         raise ValueError(f"inboxes: an exchange is of {RANKS} ranks, not {inboxes.ranks}")
     blocks, layout = _blocks(x, k, layout)
-    check_part(x, inboxes, rank, patience, error, half, layout)
+    check_part(x, inboxes, rank, patience, error, half)
     if blocks * layout.block > inboxes.room:
         raise ValueError(f"inboxes have room for {inboxes.room} words, too few for {kind(x)} and {kind(k)}")
     own, row = _counted(x, k)
@@ -303,7 +313,7 @@ def exchange(
 
 
 def _whole(x: Tensor) -> bool:
-    """Whether all words of x begin and end with a number of 32 bits, or with two that may be taken at once."""
+    """Whether x can be taken as words of 32 bits, each of one number or of two neighbours."""
     in_a_word = IN_A_WORD[x.dtype]
     sizes = (x.shape[-1], *x.stride()[:-1])
     return not any(size % in_a_word for size in sizes) and x.data_ptr() % 4 == 0

@@ -33,8 +33,6 @@ gave up have to be cleared.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
 
 import torch
 import triton
@@ -43,40 +41,21 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from simcore.kernels.collectives.memory import IN_A_WORD, Inboxes, words_of
-from simcore.kernels.decoder.checks import check_gate, check_powers, check_written, kind
+from simcore.kernels.collectives.words import (
+    Half,
+    Layout,
+    check_layout,
+    check_part,
+    joined,
+    layout_for,
+    sendable,
+)
+from simcore.kernels.decoder.checks import check_gate, check_written, kind
 from simcore.kernels.decoder.split_kv import EMPTY, launched
 from simcore.kernels.decoder.tensors import wide
 from simcore.kernels.gpu import gpu_of, launching
 
-# What a launch does: send, take, or one after the other. Triton's interpreter runs launches one by one, so
-# there all ranks first send, then take.
-Half = Literal["both", "send", "take"]
-# In the place of a word that would be EMPTY: as an fp32 number NaN, and so are both halves of it.
-NAN_WORD = tl.constexpr(0x7FFFFFFF)
 FORMATS = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
-# A thread stores so many neighbouring words at once.
-STORED_AT_ONCE = 4
-MOST_PROGRAMS = 32
-
-
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """Words of a block, warps of a program, and the most programs of a launch."""
-
-    block: int
-    warps: int
-    programs: int
-
-
-def layout_for(words: int) -> Layout:
-    """Returns the layout for so many words: few threads for few words, since all of a program's warps meet at
-    each look.
-
-    >>> layout_for(64), layout_for(2048)
-    (Layout(block=128, warps=1, programs=32), Layout(block=1024, warps=8, programs=32))
-    """
-    block = max(128, min(1024, int(triton.next_power_of_2(words))))
-    return Layout(block, block // (32 * STORED_AT_ONCE), MOST_PROGRAMS)
 
 
 def reference_all_reduce(xs: Sequence[Tensor]) -> Tensor:
@@ -100,10 +79,10 @@ def _own_words(x_ptr, at, count, WHOLE: tl.constexpr, HALVES: tl.constexpr):
     if WHOLE:
         words = tl.load(x_ptr + at, mask=at < count // HALVES, other=0)
     else:
-        low = tl.load(x_ptr + 2 * at, mask=2 * at < count, other=0).to(tl.int32)
-        high = tl.load(x_ptr + 2 * at + 1, mask=2 * at + 1 < count, other=0).to(tl.int32)
-        words = (high << 16) | (low & 0xFFFF)
-    return tl.where(words == EMPTY, NAN_WORD, words)
+        low = tl.load(x_ptr + 2 * at, mask=2 * at < count, other=0)
+        high = tl.load(x_ptr + 2 * at + 1, mask=2 * at + 1 < count, other=0)
+        words = joined(low, high)
+    return sendable(words)
 
 
 @triton.jit
@@ -142,9 +121,9 @@ def _packed(low, high, FORMAT: tl.constexpr):
     if FORMAT.is_fp32():
         words = low.to(tl.int32, bitcast=True)
     else:
-        first = low.to(FORMAT).to(tl.int16, bitcast=True).to(tl.int32)
-        second = high.to(FORMAT).to(tl.int16, bitcast=True).to(tl.int32)
-        words = (second << 16) | (first & 0xFFFF)
+        first = low.to(FORMAT).to(tl.int16, bitcast=True)
+        second = high.to(FORMAT).to(tl.int16, bitcast=True)
+        words = joined(first, second)
     return words
 
 
@@ -366,20 +345,12 @@ def _check_like_x(name: str, given: Tensor | None, x: Tensor) -> None:
         raise ValueError(f"{name} has to be contiguous {kind(x)}, where x is, not {kind(given)}")
 
 
-def _check(x: Tensor, inboxes: Inboxes, rank: int, patience: Tensor, half: str) -> None:
+def _check(x: Tensor, inboxes: Inboxes) -> None:
     """Raises ValueError naming what does not fit."""
     if x.dtype not in FORMATS or not x.is_contiguous():
         raise ValueError(f"x has to be contiguous fp32, bf16 or fp16, not {kind(x)}")
-    if not 0 <= rank < inboxes.ranks:
-        raise ValueError(f"rank: of {inboxes.ranks} ranks there is none {rank}")
-    if x.device != inboxes.words[rank].device:
-        raise ValueError(f"x is on {x.device}, the inbox of rank {rank} on {inboxes.words[rank].device}")
     if words_of(x.numel(), x.dtype) > inboxes.room:
         raise ValueError(f"inboxes have room for {inboxes.room} words of each rank, too few for x, {kind(x)}")
-    if half not in ("both", "send", "take"):
-        raise ValueError(f"half has to be both, send or take, not {half}")
-    if patience.device != x.device:
-        raise ValueError(f"patience has to be on {x.device}, not on {patience.device}")
 
 
 def _launch(
@@ -399,16 +370,11 @@ def _launch(
     columns: int,
     sums: bool,
 ) -> None:
-    _check(x, inboxes, rank, patience, half)
+    _check(x, inboxes)
     words = words_of(x.numel(), x.dtype)
     layout = layout or layout_for(words)
-    check_powers(layout, "block", "warps")
-    # With each word in one thread all warps see the same words, and leave together.
-    if layout.block < 32 * layout.warps or layout.programs < 1:
-        raise ValueError(f"layout: {layout} has fewer words of a block than threads, or no program")
-    for name, word in (("patience", patience), ("error", error)):
-        if word is not None and (word.dtype != torch.int32 or word.numel() != 1):
-            raise ValueError(f"{name} has to be int32 of one element, not {kind(word)}")
+    check_layout(layout)
+    check_part(x, inboxes, rank, patience, error, half)
     check_gate(gate)
     if not x.numel():
         return

@@ -1,4 +1,4 @@
-"""Shared by the collectives: words of 32 bits as they are sent, layouts, and checks of what all launches take.
+"""Shared by the collectives: words of 32 bits as they are sent, layouts, and checks of what launches take.
 
     word = x[i]                             of numbers of 32 bits
     word = x[2 i + 1] << 16 | x[2 i]        of numbers of 16 bits
@@ -66,7 +66,6 @@ def check_part(
     patience: Tensor,
     error: Tensor | None,
     half: str,
-    layout: Layout,
 ) -> None:
     """Raises ValueError naming what does not fit in a rank's part of a collective."""
     if not 0 <= rank < inboxes.ranks:
@@ -75,8 +74,12 @@ def check_part(
         raise ValueError(f"x is on {x.device}, the inbox of rank {rank} on {inboxes.words[rank].device}")
     if half not in ("both", "send", "take"):
         raise ValueError(f"half has to be both, send or take, not {half}")
+    check_patience(x, patience, error)
+
+
+def check_layout(layout: Layout) -> None:
+    """Raises ValueError for a layout that cannot be."""
     check_powers(layout, "block", "warps")
     # With each word in one thread all warps see the same words, and leave together.
     if layout.block < 32 * layout.warps or layout.programs < 1:
         raise ValueError(f"layout: {layout} has fewer words of a block than threads, or no program")
-    check_patience(x, patience, error)

@@ -51,3 +51,12 @@ def check_gate(gate: Tensor | None) -> None:
     """Raises ValueError for a gate that is not one int32."""
     if gate is not None and (gate.dtype != torch.int32 or gate.numel() != 1):
         raise ValueError(f"a gate has to be int32 of one element, not {kind(gate)}")
+
+
+def check_patience(x: Tensor, patience: Tensor | None, error: Tensor | None) -> None:
+    """Raises ValueError unless both are int32 of one element, patience where x is."""
+    for name, word in (("patience", patience), ("error", error)):
+        if word is not None and (word.dtype != torch.int32 or word.numel() != 1):
+            raise ValueError(f"{name} has to be int32 of one element, not {kind(word)}")
+    if patience is not None and patience.device != x.device:
+        raise ValueError(f"patience has to be on {x.device}, not on {patience.device}")

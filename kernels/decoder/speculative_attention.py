@@ -26,7 +26,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from simcore.kernels.decoder.attention import attend
-from simcore.kernels.decoder.checks import check_gate, check_like, check_space
+from simcore.kernels.decoder.checks import check_gate, check_like, check_patience, check_space
 from simcore.kernels.decoder.decode_attention import (
     LOG2E,
     MOST_SEQUENCES,
@@ -491,10 +491,26 @@ def _count_in(arrived_ptr, queries):
 
 
 @launching
-def receive(early: Tensor, arrived: Tensor, x: Tensor, *, gate: Tensor | None = None) -> None:
+def receive(
+    early: Tensor,
+    arrived: Tensor,
+    x: Tensor,
+    *,
+    gate: Tensor | None = None,
+    patience: Tensor | None = None,
+    error: Tensor | None = None,
+    code: int = 1,
+    chained: bool = False,
+) -> None:
     """Waits on the device until all queries of each sequence have arrived, copies early [batch, q_heads, d]
-    to x [batch, q_heads * d] and sets arrived [batch] to zero again (Algorithm 3, the receiver). Raises
-    ValueError for tensors that do not fit."""
+    to x [batch, q_heads * d] and sets arrived [batch] to zero again (Algorithm 3, the receiver).
+
+    Without `patience` it waits as long as it takes. patience int32 [1], on the device: how often to look
+    before giving up. With 0 nothing at all is done, so that the launch can be loaded and captured before
+    there is a sender. A sequence that is given up is neither copied nor set to zero; patience is set to 0,
+    so that launches behind it wait no more, and `code` is written to `error`, int32 [1] on the device or
+    pinned. `chained`: where the GPU can, the launch starts while the one before still ends, and the next one
+    as soon as nothing is waited for any more. Raises ValueError for tensors that do not fit."""
     batch, width = x.shape
     if (
         early.shape[0] != batch
@@ -502,23 +518,36 @@ def receive(early: Tensor, arrived: Tensor, x: Tensor, *, gate: Tensor | None = 
         or not (early.is_contiguous() and x.is_contiguous())
     ):
         raise ValueError(f"x has to be contiguous with as many elements as early, {tuple(early.shape)}")
+    check_patience(x, patience, error)
     _receive_kernel[(batch,)](
-        early, arrived, x, gate, width, QUERIES=early.shape[1], BLOCK=4096, GATED=gate is not None
-    )
+        early, arrived, x, gate, patience, error, width, code,
+        QUERIES=early.shape[1], BLOCK=4096, GATED=gate is not None,
+        **launched(WARPS, chained and gpu_of(x).chained),
+    )  # fmt: skip
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["code"])
 def _receive_kernel(
-    early_ptr, arrived_ptr, x_ptr, gate_ptr, width,
-    QUERIES: tl.constexpr, BLOCK: tl.constexpr, GATED: tl.constexpr,
+    early_ptr, arrived_ptr, x_ptr, gate_ptr, patience_ptr, error_ptr, width, code,
+    QUERIES: tl.constexpr, BLOCK: tl.constexpr, GATED: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
     """Grid (batch)."""
+    if CHAINED:
+        gdc_wait()
     if GATED and tl.load(gate_ptr) == 0:
         return
+    if patience_ptr is not None and tl.load(patience_ptr) == 0:
+        return
     sequence = tl.program_id(0)
-    there = tl.atomic_add(arrived_ptr + sequence, 0, sem="acquire", scope="sys")
-    while there < QUERIES:
-        there = tl.atomic_add(arrived_ptr + sequence, 0, sem="acquire", scope="sys")
+    there = _all_arrived(arrived_ptr + sequence, patience_ptr, QUERIES)
+    if CHAINED:
+        gdc_launch_dependents()
+    if patience_ptr is not None and not there:
+        # What comes behind it on this card would wait in vain, too.
+        tl.store(patience_ptr, 0)
+        if error_ptr is not None:
+            tl.store(error_ptr, code)
+        return
     row = sequence.to(tl.int64) * width
     for start in range(0, width, BLOCK):
         at = start + tl.arange(0, BLOCK)
@@ -526,6 +555,21 @@ def _receive_kernel(
         tl.store(x_ptr + row + at, values, mask=at < width)
     tl.debug_barrier()
     tl.store(arrived_ptr + sequence, 0)
+
+
+@triton.jit
+def _all_arrived(arrived_ptr, patience_ptr, QUERIES: tl.constexpr):
+    """Waits until so many queries have arrived; whether they have, by the last look."""
+    found = tl.atomic_add(arrived_ptr, 0, sem="acquire", scope="sys")
+    if patience_ptr is None:
+        while found < QUERIES:
+            found = tl.atomic_add(arrived_ptr, 0, sem="acquire", scope="sys")
+    else:
+        patience, looks = tl.load(patience_ptr), 1
+        while (found < QUERIES) & (looks < patience):
+            found = tl.atomic_add(arrived_ptr, 0, sem="acquire", scope="sys")
+            looks += 1
+    return found >= QUERIES
 
 
 def reference_speculative_attention(
