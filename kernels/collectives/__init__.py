@@ -9,6 +9,9 @@ from simcore.kernels.collectives.one_shot import (
     layout_for,
     reference_all_gather,
     reference_all_reduce,
+    reference_normed_sum,
+    rows_layout_for,
+    words_of_rows,
 )
 
 __all__ = [
@@ -21,4 +24,7 @@ __all__ = [
     "peers_see_each_other",
     "reference_all_gather",
     "reference_all_reduce",
+    "reference_normed_sum",
+    "rows_layout_for",
+    "words_of_rows",
 ]
