@@ -35,6 +35,8 @@ gpu = [pytest.mark.gpu, pytest.mark.skipif(not HAS_GPU, reason="needs a CUDA dev
 FORMATS = [torch.float32, torch.bfloat16, torch.float16]
 # The rounding of one sum of numbers around 1. The interpreter cuts bf16 off instead.
 ROUNDING = {torch.float32: 2.0**-22, torch.bfloat16: 2.0**-7, torch.float16: 2.0**-10}
+# Sums of squares in another order, and roots that are not the nearest ones, show in fp32 alone.
+NORM_ROUNDING = ROUNDING | {torch.float32: 2.0**-19}
 NAN_BITS = {2: [-1, 0x7FFF, 0x7F81, -2], 4: [-1, 0x7FFFFFFF, 0x7FC00001, -2]}
 
 
@@ -240,10 +242,10 @@ class TestInterpreted:
                 exact = reference_norm(wide, gain.double(), eps=eps)
                 assert (normed[0].double() - exact).abs().max() < 8 * ranks * ROUNDING[dtype]
             mean = reference_norm(residuals[0].double(), gain.double(), eps=eps)
-            assert torch.allclose(normed[0].double(), mean, rtol=ROUNDING[dtype], atol=1e-7)
+            assert torch.allclose(normed[0].double(), mean, rtol=NORM_ROUNDING[dtype], atol=1e-7)
             if dtype != torch.bfloat16:
                 assert same_bits(residuals[0], expected)
-                assert torch.allclose(normed[0], truth, rtol=ROUNDING[dtype], atol=1e-7)
+                assert torch.allclose(normed[0], truth, rtol=NORM_ROUNDING[dtype], atol=1e-7)
             assert all(same_bits(residuals[0], x) for x in residuals)
             assert all(same_bits(normed[0], x) for x in normed)
 
@@ -256,7 +258,7 @@ class TestInterpreted:
             for layout in (Layout(128, 1, 2), Layout(256, 4, 1), Layout(256, 8, 32)):
                 other = normed_in_halves(xs, before, gain[0], of, layout=layout)
                 assert same_bits(usual[0][0], other[0][0])
-                assert torch.allclose(usual[1][0].float(), other[1][0].float(), rtol=ROUNDING[dtype])
+                assert torch.allclose(usual[1][0].float(), other[1][0].float(), rtol=NORM_ROUNDING[dtype])
             within = [torch.cat([x.view(-1)[:1], x.view(-1)])[1:].view(5, 78) for x in xs]
             assert same_bits(normed_in_halves(within, before, gain[0], of)[1][0], usual[1][0])
             out = nan_like(before)
@@ -674,13 +676,13 @@ def normed_played(devices: Sequence[torch.device], dtype: torch.dtype, rows: int
         assert int(one.error) == 0
         assert same_bits(*one.residuals)
         apart = (one.normed[0].float() - one.normed[1].float()).abs()
-        assert bool((apart <= ROUNDING[dtype] * one.normed[1].float().abs()).all())
+        assert bool((apart <= NORM_ROUNDING[dtype] * one.normed[1].float().abs()).all())
         assert same_bits(one.normed[0].cpu(), group[0].normed[0].cpu())
     expected = before.clone()
     for _ in range(20):
         truth = reference_normed_sum(xs, expected, gain[0])
     assert same_bits(group[0].residuals[0].cpu(), expected)
-    assert torch.allclose(group[0].normed[0].cpu().float(), truth.float(), rtol=2 * ROUNDING[dtype])
+    assert torch.allclose(group[0].normed[0].cpu().float(), truth.float(), rtol=2 * NORM_ROUNDING[dtype])
     assert all(are_empty(each) for each in of)
 
 

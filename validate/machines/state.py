@@ -68,6 +68,11 @@ class CardState(State, Protocol):
     # stages at collectives, and holds these.
     joined: bool = False
 
+    def execute_all(self, ops: Sequence[Op]) -> None:
+        """Runs local ops, one behind the other; some states run several of them by one kernel."""
+        for op in ops:
+            self.execute(op)
+
     def reset(self) -> None:
         """Restores the state before the first launch of a run."""
 

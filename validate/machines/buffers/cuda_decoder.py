@@ -45,6 +45,12 @@ from simcore.validate.machines.buffers.meeting import Meeting, meeting
 from simcore.validate.machines.state import CardState, torch_dtype
 
 CONTEXT = "context"
+# A sum, the residual that it is added to, and the norm of that: one launch of ranks that meet by kernels.
+IN_ONE = {
+    ("attn_reduce", "attn_residual", "mlp_norm"),
+    ("mlp_reduce", "mlp_residual", "attn_norm"),
+    ("mlp_reduce", "mlp_residual", "head_norm"),
+}
 
 
 def _buffers(model: Decoder, weights: Weights, device: torch.device | str) -> dict[str, Tensor]:
@@ -162,6 +168,18 @@ class CardDecoderState(CardState):
         method(op, current_gate())
         self.skip(op)
 
+    def execute_all(self, ops: Sequence[Op]) -> None:
+        """Runs local ops, those of IN_ONE by one launch where ranks meet by kernels."""
+        at = 0
+        while at < len(ops):
+            three = ops[at : at + 3]
+            if self.joined and tuple([op.name for op in three]) in IN_ONE:
+                self._sum_and_norm(*three)
+                at += 3
+            else:
+                self.execute(ops[at])
+                at += 1
+
     def skip(self, op: Op) -> None:
         """Goes to the layer after an op; with layers alone the first layer follows the last one."""
         self.layer = layer_after(op, self.layer)
@@ -188,6 +206,18 @@ class CardDecoderState(CardState):
 
     def _sum(self, op: Op, gate: Tensor | None) -> None:
         self._met(op, gate).all_reduce(op, self.layer, self.part, self.buffers["y"])
+
+    def _sum_and_norm(self, op: Op, addition: Op, last: Op) -> None:
+        gate, layer = current_gate(), self.layer
+        meets = self._met(op, gate)
+        for done in (op, addition):
+            self.skip(done)
+        # The gain is that of the layer after the residual.
+        meets.all_reduce_normed(
+            op, layer, self.part, self.buffers["y"], self.buffers["x"], self._weight(last.name),
+            self.weights.constants.eps, self.buffers["normed"], gate=gate,
+        )  # fmt: skip
+        self.skip(last)
 
     def _gather(self, op: Op, gate: Tensor | None) -> None:
         x, out = self.buffers["logits"], self.buffers["all_logits"]

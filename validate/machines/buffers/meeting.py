@@ -53,6 +53,26 @@ class Meeting:
             patience=self.patience[rank], error=self.error, code=self.code, out=x, chained=True,
         )  # fmt: skip
 
+    def all_reduce_normed(
+        self,
+        op: Op,
+        layer: int,
+        rank: int,
+        x: Tensor,
+        residual: Tensor,
+        gain: Tensor,
+        eps: float,
+        normed: Tensor,
+        *,
+        gate: Tensor | None = None,
+    ) -> None:
+        """Adds the sum of all ranks' x to the residual, and norms that; x stays as it is."""
+        all_reduce(
+            x, self.sites[op.name, layer], rank,
+            patience=self.patience[rank], error=self.error, code=self.code, gate=gate,
+            residual=residual, gain=gain, eps=eps, normed=normed, chained=True,
+        )  # fmt: skip
+
     def all_gather(self, op: Op, layer: int, rank: int, x: Tensor, out: Tensor) -> None:
         """Puts the columns of all ranks' x side by side."""
         all_gather(
@@ -70,11 +90,15 @@ def meeting(model: Decoder, devices: Sequence[torch.device | str]) -> Meeting:
     except RuntimeError as error:
         raise ValueError(f"ranks need cards that see each other's memory: {error}") from None
     sites: dict[Site, Inboxes] = {}
-    layer = 0
+    layer, hidden = 0, model.config.hidden
     for op in model.token_step.ops:
         if op.ranks > 1:
             assert (op.name, layer) not in sites, op.name
-            elements = op["elements"] // (op.ranks if op.kind == "all_gather" else 1)
+            if op.kind == "all_gather":
+                elements = op["elements"] // op.ranks
+            else:
+                # Where rows are normed each begins with a word.
+                elements = op["elements"] // hidden * (hidden + hidden % 2)
             sites[op.name, layer] = inboxes(devices, elements, torch_dtype(op.dtype))
         layer = layer_after(op, layer)
     if len(sites) < 2:
