@@ -314,8 +314,8 @@ def measured(kind: str, devices: Sequence[torch.device], size: int, layout: Layo
     for each in sites:
         each.clear()
     for one in members:
-        for each in one.tensors:
-            each.clear()
+        for held in one.tensors:
+            held.clear()
         one.patience.fill_(PATIENCE)
     settle(devices)
     played(members, 1, FEW_CYCLES)
