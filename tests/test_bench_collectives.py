@@ -1,13 +1,27 @@
 """The benchmark of collectives, as far as it goes without a card: its rows, its checks, its refusal."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from simcore.input.files import InputError
+from simcore.kernels.collectives import reference_normed_sum
 from simcore.validate.benchmarks import collectives
-from simcore.validate.benchmarks.collectives import BYTES, CALLS, begin, check, drawn, keep, row_of, table
+from simcore.validate.benchmarks.collectives import (
+    BYTES,
+    CALLS,
+    begin,
+    check,
+    check_norms,
+    drawn,
+    keep,
+    our_cases,
+    row_of,
+    table,
+    tensors,
+)
 
 
 def test_rows_are_kept_one_by_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -36,6 +50,29 @@ def test_what_is_wrong_gets_no_time() -> None:
     ):
         with pytest.raises(ValueError, match="WRONG"):
             check(kind, out, xs, 5e-3)
+
+
+def test_a_norm_that_is_wrong_gets_no_time() -> None:
+    xs = [x.view(2, -1) for x in drawn(3, 2048)]
+    found = tensors("normed_sum", xs[0], 3)
+    for calls in (1, 5):
+        found.clear()
+        for _ in range(calls):
+            found.out.copy_(reference_normed_sum(xs, found.residual, found.gain))
+        check_norms(found, xs, calls)
+        with pytest.raises(ValueError, match="WRONG: the residual"):
+            check_norms(found, xs, calls + 1)
+        for wrong in (1.01 * found.out, torch.full_like(found.out, float("nan"))):
+            with pytest.raises(ValueError, match="WRONG: error"):
+                check_norms(replace(found, out=wrong), xs, calls)
+
+
+def test_norms_are_measured_beside_sums_and_gathers() -> None:
+    cases = list(our_cases(BYTES[:2], ()))
+    assert [(kind, size) for kind, size, _ in cases[4:]] == [
+        (kind, rows * 8192) for rows in (1, 8) for kind in ("normed_sum", "sum_add_norm")
+    ]
+    assert [layout.warps for *_, layout in cases[4:]] == [16, 8, 16, 8]
 
 
 def test_one_card_is_too_few(monkeypatch: pytest.MonkeyPatch) -> None:

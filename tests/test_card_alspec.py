@@ -1,28 +1,25 @@
-"""ALSpec on cards: groups that meet by kernels in captured tokens give what the verdicts say, token by token and
-layer by layer: in Triton's interpreter on cards that are none, and on real ones (marker `gpu`)."""
+"""ALSpec on cards: groups that meet by kernels in captured tokens give what the verdicts say, token by token
+and layer by layer: in Triton's interpreter on cards that are none, and on real ones (marker `gpu`)."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from random import Random
 from typing import Any
 
 import pytest
 import torch
 
-from simcore.kernels.collectives import Inboxes
 from simcore.kernels.decoder.split_kv import EMPTY
 from simcore.machine import laws, metrics
-from simcore.machine.machine import DeadlockError, Machine, Program
 from simcore.models.decoder import Decoder
 from simcore.schedules.alspec import alspec
 from simcore.validate.machines.buffers import meeting, pairing
-from simcore.validate.machines.buffers.cuda_decoder import CardDecoderState, card_decoder_states
+from simcore.validate.machines.buffers.cuda_decoder import card_decoder_states
 from simcore.validate.machines.buffers.decoder import DecoderState, decoder_states
 from simcore.validate.machines.cpu.machine import TorchRun
 from simcore.validate.machines.cuda.cuda_api import TorchCudaApi
 from simcore.validate.machines.cuda.machine import Card
 from tests.fake_card import MeetingCudaApi
-from tests.test_card_decoder import BOTH, CONFIGS, CONTEXT, F32, GQA, HAS_GPU, SEED, in_turns, needs_card
+from tests.test_card_decoder import BOTH, CONFIGS, CONTEXT, F32, SEED, in_turns
 from tests.thorough import first, slow
 
 CHUNK = 3

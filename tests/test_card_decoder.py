@@ -10,13 +10,15 @@ import torch
 
 from simcore.kernels.collectives import Inboxes
 from simcore.kernels.decoder.split_kv import EMPTY
+from simcore.kernels.streams import gated
 from simcore.machine import laws, metrics
 from simcore.models.decoder import Decoder, Dtypes
 from simcore.models.decoder_config import DecoderConfig
+from simcore.ops.op import Op
 from simcore.schedules.tensor_parallel import tensor_parallel
 from simcore.validate.machines.buffers import meeting
 from simcore.validate.machines.buffers.cuda_decoder import CardDecoderState, card_decoder_states
-from simcore.validate.machines.buffers.decoder import decoder_states
+from simcore.validate.machines.buffers.decoder import DecoderState, decoder_states
 from simcore.validate.machines.cpu.machine import TorchRun
 from simcore.validate.machines.cuda.cuda_api import TorchCudaApi
 from simcore.validate.machines.cuda.machine import Card, CardRun
@@ -57,11 +59,15 @@ def decode(card: Card, model: Decoder) -> tuple[Any, list[list[int]]]:
     return run, card.states[0].chosen.tolist()
 
 
-def on_cpu(model: Decoder) -> list[list[int]]:
+def states_on_cpu(model: Decoder) -> list[DecoderState]:
     mesh = {"tensor": model.ranks}
     states = decoder_states(model, mesh, SEED, CONTEXT, TOKENS)
     TorchRun(states, mesh=mesh).run(lambda m: tensor_parallel(m, model, tokens=TOKENS, context=CONTEXT))
-    return [ids.tolist() for ids in answer(states)]
+    return states
+
+
+def on_cpu(model: Decoder) -> list[list[int]]:
+    return [ids.tolist() for ids in answer(states_on_cpu(model))]
 
 
 @slow
@@ -121,13 +127,14 @@ def in_turns(api: MeetingCudaApi, collective: Any) -> Any:
         if gate is not None and not gate[0]:
             return
         if not named["patience"]:
-            # What it reads then are NaNs that arithmetic here, unlike a card's, leaves as they are: for kernels
-            # behind it words that are still to come.
+            # What it would read then are NaNs, which arithmetic here, unlike a card's, leaves as they are: to
+            # kernels behind it they are words that are still to come.
             return
         collective(x, inboxes, rank, half="send", **named)
         words = inboxes.words[rank]
         others = [slot for slot in range(len(words)) if slot != rank]
-        api.until(lambda: not bool((words[others] == EMPTY.value).any()))
+        # Of fp32, so that a number is a word.
+        api.until(lambda: not bool((words[others, : x.numel()] == EMPTY.value).any()))
         collective(x, inboxes, rank, half="take", **named)
 
     return run
@@ -147,21 +154,120 @@ def test_ranks_that_meet_by_kernels_decode_the_ids_of_the_cpu(
     name, ranks, lockstep = how
     model = Decoder(CONFIGS[name], ranks=ranks, batch=3, dtypes=F32)
     card = meeting_card(kind, model, monkeypatch, ("tensor",) if lockstep else ())
-    expected = on_cpu(model)
-    for rehearsal in (True, True, False, False):
-        for state in card.states:
-            state.reset()
-        run = card.start(rehearsal=rehearsal)
-        trace = run.run(lambda m: tensor_parallel(m, model, tokens=TOKENS, context=CONTEXT))
+    states = states_on_cpu(model)
+    expected = [ids.tolist() for ids in answer(states)]
+    run = met(card, model)
+    trace = run.trace
     assert not run.fresh
     laws.enforce(trace)
     for state in card.states:
         assert state.chosen.tolist() == expected
+        assert torch.allclose(state.buffers["x"].cpu(), states[0].body.buffers["x"], rtol=1e-4, atol=1e-4)
     assert len([span for span in trace.spans if span.ops]) == TOKENS * ranks
     ran = [p.op.kind for s in trace.spans for p in s.ops]
     assert ran.count("all_reduce") == TOKENS * ranks * sum(
         op.kind == "all_reduce" for op in model.token_step.ops
     )
+
+
+def met(card: Card, model: Decoder) -> CardRun:
+    """Two rehearsals and two runs; the last one."""
+    for rehearsal in (True, True, False, False):
+        for state in card.states:
+            state.reset()
+        run = card.start(rehearsal=rehearsal)
+        run.run(lambda m: tensor_parallel(m, model, tokens=TOKENS, context=CONTEXT))
+    return run
+
+
+@slow
+@pytest.mark.parametrize("kind", BOTH)
+def test_layers_alone_of_ranks_that_meet_compute_what_they_do_if_the_machine_holds_their_sums(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first layer follows the last one, from token to token."""
+    model = Decoder(replace(GQA, layers=2), ranks=2, batch=3, dtypes=F32, outside=False)
+    card = meeting_card(kind, model, monkeypatch, ())
+    met(card, model)
+    held = card_of(kind, model)
+    decode(held, model)
+    expected = held.states[0].buffers["x"].cpu()
+    for state in card.states:
+        assert torch.allclose(state.buffers["x"].cpu(), expected, rtol=1e-4, atol=1e-4)
+
+
+def launches_of(
+    state: CardDecoderState, monkeypatch: pytest.MonkeyPatch
+) -> list[tuple[str, int, torch.Tensor | None]]:
+    """What a state will launch: the first op, its layer, and the gain of a launch of three ops."""
+    launched: list[tuple[str, int, torch.Tensor | None]] = []
+
+    def one(op: Op, gate: torch.Tensor | None) -> None:
+        assert gate is None
+        launched.append((op.name, state.layer, None))
+
+    def three(of: Any, op: Op, layer: int, rank: int, *given: Any, gate: torch.Tensor | None) -> None:
+        x, residual, gain, eps, normed = given
+        assert (rank, gate, eps) == (state.part, None, state.weights.constants.eps)
+        assert x is state.buffers["y"]
+        assert residual is state.buffers["x"]
+        assert normed is state.buffers["normed"]
+        launched.append((op.name, layer, gain))
+
+    state._methods = dict.fromkeys(state._methods, one)
+    monkeypatch.setattr(meeting.Meeting, "all_reduce_normed", three)
+    return launched
+
+
+@pytest.mark.parametrize("outside", [True, False])
+@pytest.mark.parametrize("name", ["gqa", "parallel"])
+def test_a_sum_its_residual_and_the_norm_behind_it_are_one_launch(
+    name: str, outside: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wherever a stage ends. Those of a layer with one residual are launched one by one."""
+    model = Decoder(replace(CONFIGS[name], layers=2), ranks=2, batch=1, dtypes=F32, outside=outside)
+    state, _ = card_decoder_states(
+        model, {"tensor": 2}, SEED, CONTEXT, 1, device="cpu", drawn_on="cpu", devices=["cpu"] * 2
+    )
+    of = state.weights.of
+    gains = [of("mlp_norm", 0), of("attn_norm", 1), of("mlp_norm", 1)] + outside * [of("head_norm", 2)]
+    gains = [] if name == "parallel" else gains
+    ops, walk = model.token_step.ops, list[tuple[str, int]]()
+    state.restore(0)
+    for op in ops:
+        walk.append((op.name, state.layer))
+        state.skip(op)
+    end, launched = state.layer, launches_of(state, monkeypatch)
+    for cut in range(len(ops)):
+        launched.clear()
+        state.restore(0)
+        state.execute_all(ops[:cut])
+        state.execute_all(ops[cut:])
+        assert state.layer == end
+        done = 0
+        for name_of, layer, gain in launched:
+            assert (name_of, layer) == walk[done]
+            done += 1 if gain is None else 3
+        assert done == len(walk)
+        found = [gain for *_, gain in launched if gain is not None]
+        # A stage that ends within three ops launches them one by one.
+        within = bool(gains) and any(op.kind == "all_reduce" for op in ops[max(0, cut - 2) : cut])
+        within = within and (outside or cut < len(ops) - 1)
+        assert len(found) == len(gains) - within
+        if not within:
+            assert all(one is other for one, other in zip(found, gains, strict=True))
+
+
+def test_no_gate_stands_before_ranks_that_meet() -> None:
+    model = Decoder(replace(GQA, layers=1), ranks=2, batch=1, dtypes=F32)
+    state, _ = card_decoder_states(
+        model, {"tensor": 2}, SEED, CONTEXT, 1, device="cpu", drawn_on="cpu", devices=["cpu"] * 2
+    )
+    ops = model.token_step.ops
+    first = next(i for i, op in enumerate(ops) if op.kind == "all_reduce")
+    for count in (1, 3):
+        with gated(torch.zeros(1, dtype=torch.int32)), pytest.raises(ValueError, match="reads no gate"):
+            state.execute_all(ops[first : first + count])
 
 
 def test_ranks_that_cannot_meet_by_kernels_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,11 @@ from simcore.kernels.collectives import (
     peers_see_each_other,
     reference_all_gather,
     reference_all_reduce,
+    reference_normed_sum,
+    rows_layout_for,
+    words_of_rows,
 )
+from simcore.kernels.decoder.norm import norm, reference_norm
 from simcore.kernels.decoder.residual import reference_residual
 from simcore.kernels.decoder.split_kv import EMPTY, ONE_BY_ONE
 
@@ -31,6 +35,8 @@ gpu = [pytest.mark.gpu, pytest.mark.skipif(not HAS_GPU, reason="needs a CUDA dev
 FORMATS = [torch.float32, torch.bfloat16, torch.float16]
 # The rounding of one sum of numbers around 1. The interpreter cuts bf16 off instead.
 ROUNDING = {torch.float32: 2.0**-22, torch.bfloat16: 2.0**-7, torch.float16: 2.0**-10}
+# Sums of squares in another order, and roots that are not the nearest ones, show in fp32 alone.
+NORM_ROUNDING = ROUNDING | {torch.float32: 2.0**-19}
 NAN_BITS = {2: [-1, 0x7FFF, 0x7F81, -2], 4: [-1, 0x7FFFFFFF, 0x7FC00001, -2]}
 
 
@@ -60,6 +66,33 @@ def near(out: Tensor, truth: Tensor) -> bool:
     unit = ROUNDING[out.dtype] * len(truth)
     truth = truth.sum(0)
     return torch.allclose(out.double(), truth, rtol=ROUNDING[out.dtype], atol=unit, equal_nan=True)
+
+
+def nan_like(x: Tensor) -> Tensor:
+    return torch.full_like(x, float("nan"))
+
+
+def room_for(ranks: int, rows: int, hidden: int, dtype: torch.dtype) -> Inboxes:
+    """Inboxes for no more than rows of which each begins with a word."""
+    numbers = 4 // dtype.itemsize
+    return inboxes(["cpu"] * ranks, numbers * words_of_rows(rows, hidden, dtype), dtype)
+
+
+def normed_in_halves(
+    xs: Sequence[Tensor], before: Tensor, gain: Tensor, of: Inboxes, **named: Any
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Residuals and normed rows of all ranks: all send, then all take; what is normed holds NaN before."""
+    residuals, normed, error = [before.clone() for _ in xs], [nan_like(before) for _ in xs], ints(0)
+    for half in ("send", "take"):
+        for rank, x in enumerate(xs):
+            found = all_reduce(
+                x, of, rank, patience=ints(2), error=error, half=half,
+                residual=residuals[rank], gain=gain, normed=normed[rank], **named,
+            )  # fmt: skip
+            assert found is (x if half == "send" else normed[rank])
+    assert int(error) == 0
+    assert are_empty(of)
+    return residuals, normed
 
 
 def in_halves(
@@ -189,6 +222,90 @@ class TestInterpreted:
             assert same_bits(residual, reference_residual(expected, before.clone()))
             assert out is None or same_bits(out, expected)
 
+    @pytest.mark.parametrize("dtype", FORMATS)
+    @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+    def test_new_residuals_are_normed(self, ranks: int, dtype: torch.dtype) -> None:
+        """Also rows that end within a word, rows of one number, and more rows than programs."""
+        rng = np.random.default_rng(ranks)
+        some = [(int(rng.integers(1, 5)), int(rng.integers(2, 600))) for _ in range(2)]
+        for rows, hidden in ((1, 1), (2, 5), (1, 256), (19, 34), (3, 257), *some):
+            xs, of = drawn(hidden, ranks, dtype, rows, hidden), room_for(ranks, rows, hidden, dtype)
+            before, gain = drawn(ranks, 2, dtype, rows, hidden)
+            gain, eps = 1.0 + 0.1 * gain[0].float(), float(rng.choice([1e-6, 1e-3]))
+            residuals, normed = normed_in_halves(xs, before, gain, of, eps=eps)
+            expected = before.clone()
+            truth = reference_normed_sum(xs, expected, gain, eps)
+            wide = torch.stack([x.double() for x in xs]).sum(0) + before.double()
+            assert near(residuals[0], torch.stack([*(x.double() for x in xs), before.double()]))
+            # Where squares are small, roundings of the sum are large beside the root of their mean.
+            if hidden >= 256:
+                exact = reference_norm(wide, gain.double(), eps=eps)
+                assert (normed[0].double() - exact).abs().max() < 8 * ranks * ROUNDING[dtype]
+            mean = reference_norm(residuals[0].double(), gain.double(), eps=eps)
+            assert torch.allclose(normed[0].double(), mean, rtol=NORM_ROUNDING[dtype], atol=1e-7)
+            if dtype != torch.bfloat16:
+                assert same_bits(residuals[0], expected)
+                assert torch.allclose(normed[0], truth, rtol=NORM_ROUNDING[dtype], atol=1e-7)
+            assert all(same_bits(residuals[0], x) for x in residuals)
+            assert all(same_bits(normed[0], x) for x in normed)
+
+    def test_a_norm_of_any_layout_or_alignment_or_gain(self) -> None:
+        """The sum beside it, if it is asked for; what is normed may replace x."""
+        for dtype in FORMATS:
+            xs, of = drawn(3, 3, dtype, 5, 78), room_for(3, 5, 78, dtype)
+            before, gain = drawn(4, 2, dtype, 5, 78)
+            usual = normed_in_halves(xs, before, gain[0], of)
+            for layout in (Layout(128, 1, 2), Layout(256, 4, 1), Layout(256, 8, 32)):
+                other = normed_in_halves(xs, before, gain[0], of, layout=layout)
+                assert same_bits(usual[0][0], other[0][0])
+                assert torch.allclose(usual[1][0].float(), other[1][0].float(), rtol=NORM_ROUNDING[dtype])
+            within = [torch.cat([x.view(-1)[:1], x.view(-1)])[1:].view(5, 78) for x in xs]
+            assert same_bits(normed_in_halves(within, before, gain[0], of)[1][0], usual[1][0])
+            out = nan_like(before)
+            normed_in_halves(xs, before, gain[0].double(), of, out=out)
+            assert same_bits(out, in_halves(all_reduce, xs, of, 0)[0])
+            for half in ("send", "take"):
+                for rank, x in enumerate(xs):
+                    named: dict[str, Any] = {"patience": ints(1), "gain": gain[0], "normed": x, "half": half}
+                    all_reduce(x, of, rank, residual=before.clone(), **named)
+            assert all(same_bits(x, usual[1][0]) for x in xs)
+
+    def test_a_norm_of_no_numbers_and_of_nothing(self) -> None:
+        """A row with a NaN is all NaN, the others are not."""
+        xs, of = drawn(5, 2, torch.bfloat16, 3, 65), room_for(2, 3, 65, torch.bfloat16)
+        (before,) = drawn(6, 1, torch.bfloat16, 3, 65)
+        bits(xs[1])[1, 8:10] = -1
+        residuals, normed = normed_in_halves(xs, before, torch.ones(65), of)
+        assert int(residuals[0].isnan().sum()) == 2
+        assert normed[0].isnan().all(1).tolist() == [False, True, False]
+        assert int(normed[0].isnan().sum()) == 65
+        nothing = torch.empty(0, 65, dtype=torch.bfloat16)
+        found = all_reduce(
+            nothing, of, 0, patience=ints(1), residual=nothing.clone(), gain=torch.ones(65), half="both"
+        )
+        assert found.shape == (0, 65)
+
+    def test_what_is_not_normed(self) -> None:
+        """With a gate of 0, and by who waits for no one, or in vain."""
+        xs, of, error = drawn(1, 2, torch.float32, 2, 50), room_for(2, 2, 50, torch.float32), ints(0)
+        (before,), gain = drawn(2, 1, torch.float32, 2, 50), torch.ones(50)
+        residual, normed = before.clone(), nan_like(before)
+        named: dict[str, Any] = {"error": error, "residual": residual, "gain": gain, "normed": normed}
+        for half in ("send", "take", "both"):
+            all_reduce(xs[0], of, 0, patience=ints(5), gate=ints(0), half=half, **named)
+        assert are_empty(of)
+        assert same_bits(residual, before)
+        assert bool(normed.isnan().all())
+        all_reduce(xs[0], of, 0, patience=ints(0), **named)
+        assert int(error) == 0
+        assert bool((of.words[1][0, :100] == xs[0].view(-1).view(torch.int32)).all())
+        assert bool((of.words[0] == EMPTY.value).all())
+        patience = ints(3)
+        all_reduce(xs[0], of, 0, patience=patience, code=7, **named)
+        assert (int(error), int(patience)) == (7, 0)
+        of.clear()
+        normed_in_halves(xs, before, gain, of, gate=ints(1))
+
     def test_a_gate_of_0_leaves_all_as_it_was(self) -> None:
         xs, of, error = drawn(1, 2, torch.float32, 100), inboxes(["cpu"] * 2, 100, torch.float32), ints(0)
         for collective, size in ((all_reduce, (1, 100)), (all_gather, (1, 200))):
@@ -257,6 +374,21 @@ def in_shared_memory(ranks: int, elements: int, dtype: torch.dtype) -> Inboxes:
     return Inboxes(words, (starts,) * ranks)
 
 
+def take_part_in_norms(rank: int, of: Sequence[Inboxes], rounds: Sequence[Sequence[Tensor]]) -> None:
+    """As `take_part`, with two inboxes in turn for norms alone: as the layers of a decoder do."""
+    error, patience = ints(0), ints(1_000_000)
+    residual, gain = torch.zeros_like(rounds[0][0]), torch.linspace(0.5, 2.0, rounds[0][0].shape[1])
+    expected = residual.clone()
+    for turn, xs in enumerate(rounds):
+        normed = all_reduce(
+            xs[rank], of[turn % 2], rank, patience=patience, error=error, residual=residual, gain=gain
+        )
+        truth = reference_normed_sum(xs, expected, gain)
+        assert int(error) == 0
+        assert same_bits(residual, expected)
+        assert torch.allclose(normed, truth, rtol=ROUNDING[normed.dtype])
+
+
 def take_part(
     rank: int, of: Sequence[Inboxes], rounds: Sequence[Sequence[Tensor]], late: Sequence[float]
 ) -> None:
@@ -279,17 +411,27 @@ def test_ranks_that_wait_for_each_other(ranks: int) -> None:
     rounds = [drawn(n, ranks, torch.float16, 1, 601) for n in range(12)]
     of = [in_shared_memory(ranks, 601, torch.float16) for _ in range(2)]
     late = np.random.default_rng(ranks).random((ranks, len(rounds))) * 0.01
+    as_processes(take_part, [(rank, of, rounds, late[rank].tolist()) for rank in range(ranks)])
+    assert all(are_empty(each) for each in of)
+
+
+@pytest.mark.skipif(not ONE_BY_ONE, reason="Triton's interpreter is not chosen")
+def test_ranks_that_wait_for_each_other_and_norm() -> None:
+    rounds = [drawn(n, 2, torch.float16, 3, 77) for n in range(12)]
+    of = [in_shared_memory(2, 3 * 78, torch.float16) for _ in range(2)]
+    as_processes(take_part_in_norms, [(rank, of, rounds) for rank in range(2)])
+    assert all(are_empty(each) for each in of)
+
+
+def as_processes(run: Callable[..., None], given: Sequence[tuple[Any, ...]]) -> None:
+    """Each rank in a process of its own."""
     fork = multiprocessing.get_context("fork")
-    group = [
-        fork.Process(target=take_part, args=(rank, of, rounds, late[rank].tolist()), daemon=True)
-        for rank in range(ranks)
-    ]
+    group = [fork.Process(target=run, args=args, daemon=True) for args in given]
     for one in group:
         one.start()
     for one in group:
         one.join(60)
-    assert [one.exitcode for one in group] == [0] * ranks
-    assert all(are_empty(each) for each in of)
+    assert [one.exitcode for one in group] == [0] * len(given)
 
 
 class TestArguments:
@@ -320,6 +462,35 @@ class TestArguments:
             given = fits | change
             with pytest.raises(ValueError, match=f"^{name}"):
                 collective(given.pop("x"), of, given.pop("rank"), **given)
+
+    @pytest.mark.parametrize(
+        ("name", "change"),
+        [
+            ("normed", {"gain": None}),
+            ("normed", {"residual": None}),
+            ("normed", {"normed": torch.zeros(4, 5)}),
+            ("normed", {"normed": torch.zeros(4, 6).half()}),
+            ("gain", {"gain": torch.ones(4)}),
+            ("gain", {"gain": torch.ones(12)[::2]}),
+            ("layout", {"layout": Layout(4, 1, 1)}),
+            ("layout", {"layout": Layout(32, 2, 1)}),
+            ("half", {"half": "third"}),
+        ],
+    )
+    def test_what_does_not_fit_a_norm_is_named(self, name: str, change: dict[str, Any]) -> None:
+        x, residual = torch.zeros(4, 6), torch.zeros(4, 6)
+        fits = {"patience": ints(0), "residual": residual, "gain": torch.ones(6), "normed": torch.zeros(4, 6)}
+        of = inboxes(["cpu"] * 2, 24, torch.float32)
+        with pytest.raises(ValueError, match=f"^{name}"):
+            all_reduce(x, of, 0, **(fits | change))
+        with pytest.raises(ValueError, match=r"^normed"):
+            all_reduce(x, of, 0, **(fits | {"normed": residual}))
+        with pytest.raises(ValueError, match=r"^normed"):
+            all_reduce(x.view(-1), of, 0, **(fits | {"residual": residual.view(-1)}))
+        # Three words of a row, of which the last one is half empty.
+        few, rows = inboxes(["cpu"] * 2, 128, torch.float16), torch.zeros(24, 5).half()
+        with pytest.raises(ValueError, match=r"^inboxes have room for 64 words"):
+            all_reduce(rows, few, 0, patience=ints(0), residual=rows.clone(), gain=torch.ones(5))
 
     def test_memory_written_twice_is_named(self) -> None:
         of, x = inboxes(["cpu"] * 2, 24, torch.float32), torch.zeros(4, 6)
@@ -353,6 +524,9 @@ class TestArguments:
         for words in (64, 128, 200, 1000, 2048, 1 << 20):
             layout = layout_for(words)
             assert 32 * layout.warps <= layout.block <= 1024
+            of_rows = rows_layout_for(words)
+            assert 32 * of_rows.warps <= of_rows.block
+            assert words <= of_rows.block <= max(128, 2 * words)
 
 
 # -- compiled ------------------------------------------------------------------------------------------------
@@ -446,8 +620,85 @@ def played(devices: Sequence[torch.device], dtype: torch.dtype, size: int, round
     assert all(are_empty(each) for each in of)
 
 
+class NormedRank:
+    """A rank with a graph of a round: a sum with residual and norm in one launch, and in three beside it."""
+
+    def __init__(self, rank: int, of: Sequence[Inboxes], x: Tensor, before: Tensor, gain: Tensor) -> None:
+        self.device = x.device
+        with torch.cuda.device(self.device):
+            self.stream, self.graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()  # type: ignore[no-untyped-call]
+            self.patience = ints(0, device=self.device)
+            self.error = torch.zeros(1, dtype=torch.int32, pin_memory=True)
+            self.residuals = before.clone(), before.clone()
+            self.normed = nan_like(x), nan_like(x)
+
+            def a_round() -> None:
+                named: dict[str, Any] = {"patience": self.patience, "error": self.error, "chained": True}
+                one, three = self.residuals
+                all_reduce(x, of[0], rank, residual=one, gain=gain, normed=self.normed[0], **named)
+                all_reduce(x, of[1], rank, residual=three, **named)
+                norm(three, gain, out=self.normed[1], chained=True)
+
+            torch.cuda.synchronize()
+            with torch.cuda.stream(self.stream):
+                a_round()
+            torch.cuda.synchronize()
+            with torch.cuda.graph(self.graph, stream=self.stream):
+                a_round()
+            for residual in self.residuals:
+                residual.copy_(before)
+            torch.cuda.synchronize()
+
+    def play(self, rounds: int) -> None:
+        with torch.cuda.device(self.device), torch.cuda.stream(self.stream):
+            for _ in range(rounds):
+                self.graph.replay()
+
+
+def normed_played(devices: Sequence[torch.device], dtype: torch.dtype, rows: int, hidden: int) -> None:
+    """Some rounds, in which residuals go on."""
+    ranks = len(devices)
+    of = [inboxes(devices, rows * (hidden + 1), dtype) for _ in range(SITES)]
+    xs, (before, gain) = drawn(hidden, ranks, dtype, rows, hidden), drawn(1, 2, dtype, rows, hidden)
+    group = [
+        NormedRank(rank, of, xs[rank].to(device), before.to(device), gain[0].to(device))
+        for rank, device in enumerate(devices)
+    ]
+    for each in of:
+        each.clear()
+    for one in group:
+        one.patience.fill_(PATIENCE)
+        torch.cuda.synchronize(one.device)
+    for one in group:
+        one.play(20)
+    for one in group:
+        one.stream.synchronize()
+        assert int(one.error) == 0
+        assert same_bits(*one.residuals)
+        apart = (one.normed[0].float() - one.normed[1].float()).abs()
+        assert bool((apart <= NORM_ROUNDING[dtype] * one.normed[1].float().abs()).all())
+        assert same_bits(one.normed[0].cpu(), group[0].normed[0].cpu())
+    expected = before.clone()
+    for _ in range(20):
+        truth = reference_normed_sum(xs, expected, gain[0])
+    assert same_bits(group[0].residuals[0].cpu(), expected)
+    assert torch.allclose(group[0].normed[0].cpu().float(), truth.float(), rtol=2 * NORM_ROUNDING[dtype])
+    assert all(are_empty(each) for each in of)
+
+
 class TestGPU:
     pytestmark = gpu
+
+    @pytest.mark.parametrize("dtype", FORMATS)
+    @pytest.mark.parametrize("size", [(1, 4096), (8, 4096), (33, 1000), (3, 257), (2, 8192)])
+    def test_norms_of_streams_of_one_card(self, size: tuple[int, int], dtype: torch.dtype) -> None:
+        normed_played([torch.device("cuda", 0)] * 2, dtype, *size)
+
+    @pytest.mark.parametrize("ranks", [2, 4, 8])
+    def test_norms_of_one_rank_a_card(self, ranks: int) -> None:
+        if torch.cuda.device_count() < ranks:
+            pytest.skip(f"needs {ranks} CUDA devices")
+        normed_played([torch.device("cuda", rank) for rank in range(ranks)], torch.bfloat16, 8, 4096)
 
     @pytest.mark.parametrize("ranks", [2, 3, 4, 8])
     def test_streams_of_one_card(self, ranks: int) -> None:

@@ -7,14 +7,17 @@ from simcore.kernels.collectives.exchange import (
     exchange_layout_for,
     reference_exchange,
 )
+from simcore.kernels.collectives.layout import Layout, layout_for
 from simcore.kernels.collectives.memory import Inboxes, inboxes, peers_see_each_other
 from simcore.kernels.collectives.one_shot import (
     all_gather,
     all_reduce,
     reference_all_gather,
     reference_all_reduce,
+    reference_normed_sum,
+    rows_layout_for,
+    words_of_rows,
 )
-from simcore.kernels.collectives.words import Layout, layout_for
 
 __all__ = [
     "Inboxes",
@@ -30,4 +33,7 @@ __all__ = [
     "reference_all_gather",
     "reference_all_reduce",
     "reference_exchange",
+    "reference_normed_sum",
+    "rows_layout_for",
+    "words_of_rows",
 ]

@@ -29,17 +29,16 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from simcore.kernels.collectives.memory import IN_A_WORD, Inboxes, inboxes, words_of
-from simcore.kernels.collectives.words import (
+from simcore.kernels.collectives.layout import (
     MOST_PROGRAMS,
     STORED_AT_ONCE,
     Half,
     Layout,
     check_layout,
     check_part,
-    joined,
-    sendable,
 )
+from simcore.kernels.collectives.memory import IN_A_WORD, Inboxes, inboxes, words_of
+from simcore.kernels.collectives.words import joined, sendable
 from simcore.kernels.decoder.checks import check_like, check_written, kind
 from simcore.kernels.decoder.split_kv import EMPTY, launched
 from simcore.kernels.gpu import gpu_of, launching

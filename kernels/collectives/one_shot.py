@@ -2,6 +2,7 @@
 
     all_reduce   out = x_0 + x_1 + ... + x_{n-1}      in this order, in fp32, rounded once
                  residual += out                      in fp32, rounded once more; only if there is one
+                 normed = gain residual / sqrt(mean(residual^2) + eps)      by rows; only with a gain
     all_gather   out [rows, n columns] = x_0 | x_1 | ... | x_{n-1}      side by side
 
 Each rank makes one launch. It packs its x into words of 32 bits, writes them into its slot of every other
@@ -20,6 +21,8 @@ Two rules for who launches:
   with other inboxes. A rank that has what the others sent there knows that all have emptied what it sent them
   before. So a program needs two inboxes or more, used in turn. A launch that was gated off does not count,
   nor one of no elements; all ranks have the same gates.
+
+With a gain one program takes whole rows, each as one block, so that it has all squares that it adds up.
 
 A waiting program holds a place on a multiprocessor, and ranks may share a card. So a launch has few programs.
 Each of them first sends all its words, then takes its own, and waits for no other program of its launch. The
@@ -40,22 +43,58 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from simcore.kernels.collectives.memory import IN_A_WORD, Inboxes, words_of
-from simcore.kernels.collectives.words import (
+from simcore.kernels.collectives.layout import (
+    STORED_AT_ONCE,
     Half,
     Layout,
     check_layout,
     check_part,
-    joined,
     layout_for,
-    sendable,
 )
-from simcore.kernels.decoder.checks import check_gate, check_written, kind
-from simcore.kernels.decoder.split_kv import EMPTY, launched
+from simcore.kernels.collectives.memory import IN_A_WORD, Inboxes, words_of
+from simcore.kernels.collectives.words import (
+    added,
+    empty_words,
+    give_up,
+    high,
+    low,
+    own_words,
+    packed,
+    send_words,
+    store_words,
+    summed,
+    waited_for,
+)
+from simcore.kernels.decoder.checks import check_gate, check_like, check_written, kind
+from simcore.kernels.decoder.norm import EPS, reference_norm
+from simcore.kernels.decoder.residual import reference_residual
+from simcore.kernels.decoder.split_kv import launched
 from simcore.kernels.decoder.tensors import wide
 from simcore.kernels.gpu import gpu_of, launching
 
 FORMATS = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
+# With whole rows a program has twice the threads.
+MOST_ROWS, MOST_WARPS = 16, 16
+
+
+def rows_layout_for(words: int) -> Layout:
+    """Returns the layout for rows of so many words, each of which is one block.
+
+    >>> rows_layout_for(64), rows_layout_for(2048), rows_layout_for(4096)
+    (Layout(block=128, warps=1, programs=16), Layout(block=2048, warps=16, programs=16), \
+Layout(block=4096, warps=16, programs=16))
+    """
+    block = max(128, int(triton.next_power_of_2(words)))
+    return Layout(block, min(MOST_WARPS, block // (32 * STORED_AT_ONCE)), MOST_ROWS)
+
+
+def words_of_rows(rows: int, hidden: int, dtype: torch.dtype) -> int:
+    """Returns the words that are sent for rows of which each begins with a word.
+
+    >>> words_of_rows(8, 4096, torch.bfloat16), words_of_rows(3, 5, torch.float16)
+    (16384, 9)
+    """
+    return rows * -(-hidden // IN_A_WORD[dtype])
 
 
 def reference_all_reduce(xs: Sequence[Tensor]) -> Tensor:
@@ -67,74 +106,15 @@ def reference_all_reduce(xs: Sequence[Tensor]) -> Tensor:
     return total.to(xs[0].dtype)
 
 
+def reference_normed_sum(xs: Sequence[Tensor], residual: Tensor, gain: Tensor, eps: float = EPS) -> Tensor:
+    """Adds the sum of the x of all ranks to a residual in place; returns its RMS norm by rows, times gain."""
+    total = reference_all_reduce(xs).to(residual.device)
+    return reference_norm(reference_residual(total, residual), gain, eps=eps)
+
+
 def reference_all_gather(xs: Sequence[Tensor]) -> Tensor:
     """Returns the columns of the x of all ranks side by side, on the device of the first."""
     return torch.cat([x.to(xs[0].device) for x in xs], -1)
-
-
-@triton.jit
-def _own_words(x_ptr, at, count, WHOLE: tl.constexpr, HALVES: tl.constexpr):
-    """Words `at` of x, as they are sent: 0 beyond it. WHOLE: x is of words, each of HALVES numbers, else of
-    halves; `count` numbers in all."""
-    if WHOLE:
-        words = tl.load(x_ptr + at, mask=at < count // HALVES, other=0)
-    else:
-        low = tl.load(x_ptr + 2 * at, mask=2 * at < count, other=0)
-        high = tl.load(x_ptr + 2 * at + 1, mask=2 * at + 1 < count, other=0)
-        words = joined(low, high)
-    return sendable(words)
-
-
-@triton.jit
-def _looked(inbox_ptr, at, inside, rank, room, RANKS: tl.constexpr):
-    """What has come from each rank by now, 0 for the own one; and whether any word is still to come."""
-    found = ()
-    waiting = at < 0
-    for source in tl.static_range(RANKS):
-        words = tl.load(
-            inbox_ptr + source * room + at, mask=inside & (source != rank), other=0, volatile=True
-        )
-        waiting = waiting | (words == EMPTY)
-        found = found + (words,)  # type: ignore[assignment]  # noqa: RUF005 (Triton unpacks none)
-    return found, tl.max(waiting.to(tl.int32), 0)
-
-
-@triton.jit
-def _low(words, FORMAT: tl.constexpr):
-    """The first or only number of each word, in fp32."""
-    if FORMAT.is_fp32():
-        numbers = words.to(tl.float32, bitcast=True)
-    else:
-        numbers = words.to(tl.int16).to(FORMAT, bitcast=True).to(tl.float32)
-    return numbers
-
-
-@triton.jit
-def _high(words, FORMAT: tl.constexpr):
-    """The second number of each word, in fp32."""
-    return (words >> 16).to(tl.int16).to(FORMAT, bitcast=True).to(tl.float32)
-
-
-@triton.jit
-def _packed(low, high, FORMAT: tl.constexpr):
-    """Words of numbers in fp32, each rounded."""
-    if FORMAT.is_fp32():
-        words = low.to(tl.int32, bitcast=True)
-    else:
-        first = low.to(FORMAT).to(tl.int16, bitcast=True)
-        second = high.to(FORMAT).to(tl.int16, bitcast=True)
-        words = joined(first, second)
-    return words
-
-
-@triton.jit
-def _store_words(out_ptr, at, words, count, WHOLE: tl.constexpr, HALVES: tl.constexpr):
-    """Writes words `at` of a tensor like x. `count`, WHOLE: see `_own_words`."""
-    if WHOLE:
-        tl.store(out_ptr + at, words, mask=at < count // HALVES)
-    else:
-        tl.store(out_ptr + 2 * at, words.to(tl.int16), mask=2 * at < count)
-        tl.store(out_ptr + 2 * at + 1, (words >> 16).to(tl.int16), mask=2 * at + 1 < count)
 
 
 @triton.jit
@@ -161,13 +141,8 @@ def _one_shot_kernel(
     if SENDS:
         for start in range(first, words, step):
             at = start + tl.arange(0, BLOCK)
-            own = _own_words(x_ptr, at, count, WHOLE, HALVES)
-            for further in tl.static_range(1, RANKS):
-                # Each rank begins with another one, so that no link is everybody's first.
-                inbox = tl.load(addresses_ptr + (rank + further) % RANKS).to(tl.pointer_type(tl.int32))
-                inbox = tl.multiple_of(inbox, 16)
-                # Written through: peers wait for it.
-                tl.store(inbox + rank * room + at, own, mask=at < words, cache_modifier=".wt")
+            own = own_words(x_ptr, at, count, WHOLE, HALVES)
+            send_words(own, addresses_ptr, at, at < words, rank, room, RANKS)
     if TAKES:
         patience = tl.load(patience_ptr)
         late = 0
@@ -175,41 +150,21 @@ def _one_shot_kernel(
             at = start + tl.arange(0, BLOCK)
             inside = at < words
             # These loads are done while others' words are on their way.
-            own = _own_words(x_ptr, at, count, WHOLE, HALVES)
+            own = own_words(x_ptr, at, count, WHOLE, HALVES)
             if residual_ptr is not None:
-                before = _own_words(residual_ptr, at, count, WHOLE, HALVES)
-            found, waiting = _looked(inbox_ptr, at, inside, rank, room, RANKS)
-            looks = 1
-            while (waiting == 1) & (looks < patience):
-                found, waiting = _looked(inbox_ptr, at, inside, rank, room, RANKS)
-                looks += 1
+                before = own_words(residual_ptr, at, count, WHOLE, HALVES)
+            found, waiting = waited_for(inbox_ptr, at, inside, rank, room, patience, RANKS)
             late = tl.maximum(late, waiting)
             if CHAINED and start + step >= words:
                 gdc_launch_dependents()
-            for source in tl.static_range(RANKS):
-                empty = tl.full([BLOCK], EMPTY, tl.int32)
-                tl.store(inbox_ptr + source * room + at, empty, mask=inside & (source != rank))
+            empty_words(inbox_ptr, at, inside, rank, room, RANKS, BLOCK)
             if SUMS:
-                given = tl.where(rank == 0, own, found[0])
-                low = _low(given, FORMAT)
-                high = low
-                if HALVES == 2:
-                    high = _high(given, FORMAT)
-                for source in tl.static_range(1, RANKS):
-                    given = tl.where(source == rank, own, found[source])
-                    low += _low(given, FORMAT)
-                    if HALVES == 2:
-                        high += _high(given, FORMAT)
-                total = _packed(low, high, FORMAT)
+                total = summed(own, found, rank, RANKS, FORMAT, HALVES)
                 if out_ptr is not None:
-                    _store_words(out_ptr, at, total, count, WHOLE, HALVES)
+                    store_words(out_ptr, at, total, count, WHOLE, HALVES)
                 if residual_ptr is not None:
-                    low = _low(before, FORMAT) + _low(total, FORMAT)
-                    high = low
-                    if HALVES == 2:
-                        high = _high(before, FORMAT) + _high(total, FORMAT)
-                    after = _packed(low, high, FORMAT)
-                    _store_words(residual_ptr, at, after, count, WHOLE, HALVES)
+                    after = added(before, total, FORMAT, HALVES)
+                    store_words(residual_ptr, at, after, count, WHOLE, HALVES)
             else:
                 for source in tl.static_range(RANKS):
                     given = tl.where(source == rank, own, found[source])
@@ -222,10 +177,66 @@ def _one_shot_kernel(
                         to = _place(2 * at + 1, columns, source, RANKS)
                         tl.store(out_ptr + to, (given >> 16).to(tl.int16), mask=2 * at + 1 < count)
         if (late == 1) & (patience > 0):
-            # What comes behind it on this card would wait in vain, too.
-            tl.store(patience_ptr, 0)
-            if error_ptr is not None:
-                tl.store(error_ptr, code)
+            give_up(patience_ptr, error_ptr, code)
+
+
+@triton.jit(do_not_specialize=["rank", "code"])
+def _normed_sum_kernel(
+    x_ptr, out_ptr, residual_ptr, normed_ptr, gain_ptr,
+    inbox_ptr, addresses_ptr, patience_ptr, error_ptr, gate_ptr,
+    rank, rows, words, room, hidden, eps, code,
+    RANKS: tl.constexpr, FORMAT: tl.constexpr, HALVES: tl.constexpr, WHOLE: tl.constexpr,
+    SENDS: tl.constexpr, TAKES: tl.constexpr, BLOCK: tl.constexpr, CHAINED: tl.constexpr,
+):  # fmt: skip
+    """Any number of programs, which take the rows in turn. x, out, residual and normed are of words if WHOLE,
+    else of halves; `hidden` numbers of a row in `words` words, BLOCK of them or fewer."""
+    if CHAINED:
+        gdc_wait()
+    if gate_ptr is not None and tl.load(gate_ptr) == 0:
+        return
+    columns = tl.arange(0, BLOCK)
+    inside = columns < words
+    width = hidden // HALVES if WHOLE else hidden
+    if SENDS:
+        for row in range(tl.program_id(0), rows, tl.num_programs(0)):
+            own = own_words(x_ptr + row * width, columns, hidden, WHOLE, HALVES)
+            send_words(own, addresses_ptr, row * words + columns, inside, rank, room, RANKS)
+    if TAKES:
+        patience = tl.load(patience_ptr)
+        late = 0
+        for row in range(tl.program_id(0), rows, tl.num_programs(0)):
+            at = row * words + columns
+            # These loads are done while others' words are on their way.
+            own = own_words(x_ptr + row * width, columns, hidden, WHOLE, HALVES)
+            before = own_words(residual_ptr + row * width, columns, hidden, WHOLE, HALVES)
+            first = tl.load(gain_ptr + HALVES * columns, mask=HALVES * columns < hidden, other=0.0)
+            if HALVES == 2:
+                second = tl.load(gain_ptr + 2 * columns + 1, mask=2 * columns + 1 < hidden, other=0.0)
+            found, waiting = waited_for(inbox_ptr, at, inside, rank, room, patience, RANKS)
+            late = tl.maximum(late, waiting)
+            if CHAINED and row + tl.num_programs(0) >= rows:
+                gdc_launch_dependents()
+            empty_words(inbox_ptr, at, inside, rank, room, RANKS, BLOCK)
+            total = summed(own, found, rank, RANKS, FORMAT, HALVES)
+            if out_ptr is not None:
+                store_words(out_ptr + row * width, columns, total, hidden, WHOLE, HALVES)
+            after = added(before, total, FORMAT, HALVES)
+            store_words(residual_ptr + row * width, columns, after, hidden, WHOLE, HALVES)
+            # As the norm reads it: rounded. Beyond the row there are zeros.
+            lows = low(after, FORMAT)
+            highs = lows
+            squares = lows * lows
+            if HALVES == 2:
+                highs = high(after, FORMAT)
+                squares += highs * highs
+            scale = tl.rsqrt(tl.sum(squares, axis=0) / hidden + eps)
+            lows = lows * scale * first.to(tl.float32)
+            if HALVES == 2:
+                highs = highs * scale * second.to(tl.float32)
+            normed = packed(lows, highs, FORMAT)
+            store_words(normed_ptr + row * width, columns, normed, hidden, WHOLE, HALVES)
+        if (late == 1) & (patience > 0):
+            give_up(patience_ptr, error_ptr, code)
 
 
 @launching
@@ -240,6 +251,9 @@ def all_reduce(
     gate: Tensor | None = None,
     out: Tensor | None = None,
     residual: Tensor | None = None,
+    gain: Tensor | None = None,
+    eps: float = EPS,
+    normed: Tensor | None = None,
     half: Half = "both",
     layout: Layout | None = None,
     chained: bool = False,
@@ -248,18 +262,41 @@ def all_reduce(
     same bits on all ranks; it may be x itself. With a `residual` like x the sum is added to that in place, as
     `kernels.decoder.residual` would; then `out` is written only if it is given, and residual is returned.
 
+    With a `gain` [hidden], x being [rows, hidden], the norm of the new residual is written to `normed`, by
+    default a new tensor like x, and returned. It is that of `kernels.decoder.norm` but for the order in which
+    squares are added up, so within a rounding; the same bits on all ranks. All ranks give a gain, or none, in
+    both halves. Inboxes then need room for `words_of_rows`, and `layout` has a block of a row or more.
+
     `inboxes`: with room for x, the same on all ranks; rules at the head of this file. patience int32 [1], on
     the device: how often to look before giving up, 0 not to wait. After giving up all results are garbage,
     and with a patience above 0 that is set to 0, and `code` is written to `error`, int32 [1] on the device or
-    pinned. With a `gate`
-    (int32 [1]) of 0 nothing at all is done. `half`: "send" writes to the others' inboxes and returns x;
-    "take" does the rest. `chained`: where the GPU can, the launch starts while the one before still ends.
+    pinned. With a `gate` (int32 [1]) of 0 nothing at all is done. `half`: "send" writes to the others'
+    inboxes and returns x; "take" does the rest. `chained`: where the GPU can, the launch starts while the one
+    before still ends.
 
     Raises ValueError naming what does not fit."""
     _check_like_x("out", out, x)
     _check_like_x("residual", residual, x)
     if residual is not None:
         check_written("residual", residual, x, out)
+    if gain is not None or normed is not None:
+        return _normed_sum(
+            x,
+            inboxes,
+            rank,
+            patience,
+            error,
+            code,
+            gate,
+            out,
+            residual,
+            gain,
+            eps,
+            normed,
+            half,
+            layout,
+            chained,
+        )
     if out is None and residual is None and half != "send":
         out = torch.empty_like(x)
     _launch(
@@ -345,12 +382,34 @@ def _check_like_x(name: str, given: Tensor | None, x: Tensor) -> None:
         raise ValueError(f"{name} has to be contiguous {kind(x)}, where x is, not {kind(given)}")
 
 
-def _check(x: Tensor, inboxes: Inboxes) -> None:
-    """Raises ValueError naming what does not fit."""
+def _check(
+    x: Tensor,
+    inboxes: Inboxes,
+    rank: int,
+    words: int,
+    patience: Tensor,
+    error: Tensor | None,
+    gate: Tensor | None,
+    half: str,
+) -> None:
+    """Raises ValueError naming what does not fit; `words` are sent to each rank."""
+    if words > inboxes.room:
+        raise ValueError(f"inboxes have room for {inboxes.room} words of each rank, too few for x, {kind(x)}")
+    check_part(x, inboxes, rank, patience, error, half)
+    check_gate(gate)
+
+
+def _check_format(x: Tensor) -> None:
     if x.dtype not in FORMATS or not x.is_contiguous():
         raise ValueError(f"x has to be contiguous fp32, bf16 or fp16, not {kind(x)}")
-    if words_of(x.numel(), x.dtype) > inboxes.room:
-        raise ValueError(f"inboxes have room for {inboxes.room} words of each rank, too few for x, {kind(x)}")
+
+
+def _integers(of_words: bool, tensors: Sequence[Tensor | None]) -> tuple[bool, list[Tensor | None]]:
+    """Returns whether tensors, whose rows are `of_words`, can be read as whole words, and the integers of
+    each: words, or else halves."""
+    whole = of_words and all(each is None or each.data_ptr() % 4 == 0 for each in tensors)
+    integers = torch.int32 if whole else torch.int16
+    return whole, [None if each is None else each.view(-1).view(integers) for each in tensors]
 
 
 def _launch(
@@ -370,26 +429,67 @@ def _launch(
     columns: int,
     sums: bool,
 ) -> None:
-    _check(x, inboxes)
+    _check_format(x)
     words = words_of(x.numel(), x.dtype)
+    _check(x, inboxes, rank, words, patience, error, gate, half)
     layout = layout or layout_for(words)
     check_layout(layout)
-    check_part(x, inboxes, rank, patience, error, half)
-    check_gate(gate)
     if not x.numel():
         return
     halves = IN_A_WORD[x.dtype]
-    tensors = (x, out, residual)
     # Rows that end within a word are gathered number by number, and so is what begins within one.
-    whole = (columns if not sums else x.numel()) % halves == 0 and all(
-        each is None or each.data_ptr() % 4 == 0 for each in tensors
-    )
-    integers = torch.int32 if whole else torch.int16
+    whole, integers = _integers((columns if not sums else x.numel()) % halves == 0, (x, out, residual))
     _one_shot_kernel[(min(layout.programs, triton.cdiv(words, layout.block)),)](
-        *(None if each is None else each.view(-1).view(integers) for each in tensors),
+        *integers,
         inboxes.words[rank], inboxes.addresses[rank], patience, error, gate,
         rank, words, inboxes.room, x.numel(), columns, code,
         RANKS=inboxes.ranks, SUMS=sums, FORMAT=FORMATS[x.dtype], HALVES=halves, WHOLE=whole,
         SENDS=half != "take", TAKES=half != "send", BLOCK=layout.block,
         **launched(layout.warps, chained and gpu_of(x).chained),
     )  # fmt: skip
+
+
+def _normed_sum(
+    x: Tensor,
+    inboxes: Inboxes,
+    rank: int,
+    patience: Tensor,
+    error: Tensor | None,
+    code: int,
+    gate: Tensor | None,
+    out: Tensor | None,
+    residual: Tensor | None,
+    gain: Tensor | None,
+    eps: float,
+    normed: Tensor | None,
+    half: Half,
+    layout: Layout | None,
+    chained: bool,
+) -> Tensor:
+    _check_format(x)
+    if gain is None or residual is None or x.dim() != 2:
+        raise ValueError(f"normed: a norm takes a gain, a residual and x [rows, hidden], not {kind(x)}")
+    rows, hidden = x.shape
+    check_like("gain", gain, (hidden,), gain.dtype)
+    _check_like_x("normed", normed, x)
+    if normed is None:
+        normed = torch.empty_like(x)
+    check_written("normed", normed, residual, out)
+    words = words_of_rows(rows, hidden, x.dtype)
+    _check(x, inboxes, rank, words, patience, error, gate, half)
+    layout = layout or rows_layout_for(words // max(1, rows))
+    check_layout(layout)
+    if layout.block * rows < words:
+        raise ValueError(f"layout: {layout} has fewer words of a block than x of a row, {kind(x)}")
+    if x.numel():
+        halves = IN_A_WORD[x.dtype]
+        whole, integers = _integers(hidden % halves == 0, (x, out, residual, normed))
+        _normed_sum_kernel[(min(layout.programs, rows),)](
+            *integers, gain,
+            inboxes.words[rank], inboxes.addresses[rank], patience, error, gate,
+            rank, rows, words // rows, inboxes.room, hidden, eps, code,
+            RANKS=inboxes.ranks, FORMAT=FORMATS[x.dtype], HALVES=halves, WHOLE=whole,
+            SENDS=half != "take", TAKES=half != "send", BLOCK=layout.block,
+            **launched(layout.warps, chained and gpu_of(x).chained),
+        )  # fmt: skip
+    return x if half == "send" else normed

@@ -9,6 +9,9 @@ card. `bytes` are those of one rank's x, bf16, in either collective. A rank's gr
 which alternate between two inboxes. Before each replay all ranks meet in one collective more, and all replays
 are queued behind a kernel that only waits: so ranks begin together, and the host is ahead.
 
+Beside the two: a sum with its residual and the norm behind it, [rows, HIDDEN], as one launch (`normed_sum`)
+and as a decoder's three (`sum_add_norm`). Residuals go on from call to call.
+
 Results are compared first, with those of float64, and between ranks to the bit: what is wrong gets no time.
 Our ranks are streams of this process, and a rank that waits gives up after PATIENCE looks. --peers: NCCL's
 collectives, and the one-shot sum of torch's symmetric memory, with a process a rank; they are ended after
@@ -37,8 +40,19 @@ from torch import Tensor
 from torch.multiprocessing.spawn import spawn
 
 from simcore.input.files import InputError
-from simcore.kernels.collectives import Inboxes, Layout, all_gather, all_reduce, inboxes, layout_for
+from simcore.kernels.collectives import (
+    Inboxes,
+    Layout,
+    all_gather,
+    all_reduce,
+    inboxes,
+    layout_for,
+    reference_normed_sum,
+    rows_layout_for,
+)
 from simcore.kernels.collectives.memory import settle, words_of
+from simcore.kernels.decoder.norm import norm
+from simcore.kernels.decoder.residual import residual
 from simcore.terminal import BROKEN
 from simcore.validate.benchmarks.run import relative_error, say
 from simcore.validate.benchmarks.timing import CUDA, event, one_line, version_of, wait
@@ -46,7 +60,9 @@ from simcore.validate.program import aligned, check_out, run
 
 BYTES = tuple(1 << n for n in range(11, 20))
 RANKS = (2, 4, 8)
-KINDS = {"all_reduce": all_reduce, "all_gather": all_gather}
+KINDS = ("all_reduce", "all_gather")
+NORMS = ("normed_sum", "sum_add_norm")
+NORM_ROWS, HIDDEN = (1, 8), 4096
 CALLS, REPLAYS, WARM_UPS = 50, 30, 3
 # Inboxes of the calls of a graph, in turn, and one pair more where ranks meet before it.
 SITES = 2
@@ -157,19 +173,69 @@ def check(kind: str, out: Tensor, xs: Sequence[Tensor], bar: float) -> None:
 # -- ours ----------------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Tensors:
+    """What a rank's calls with one inbox read and write; `total`, `residual` and `gain` are for norms."""
+
+    x: Tensor
+    out: Tensor
+    total: Tensor
+    residual: Tensor
+    gain: Tensor
+
+    def clear(self) -> None:
+        """As before the first call."""
+        self.out.fill_(float("nan"))
+        self.residual.zero_()
+
+
+def tensors(kind: str, x: Tensor, ranks: int) -> Tensors:
+    """Makes room for the calls of a kind."""
+    rows, columns = x.shape
+    out = x.new_full((rows, columns * (ranks if kind == "all_gather" else 1)), float("nan"))
+    gain = torch.linspace(0.5, 1.5, columns, dtype=DTYPE, device=x.device)
+    return Tensors(x, out, torch.empty_like(x), torch.zeros_like(x), gain)
+
+
+def launch_call(kind: str, t: Tensors, of: Inboxes, rank: int, **named: Any) -> None:
+    """Launches one call of a kind."""
+    if kind == "all_reduce":
+        all_reduce(t.x, of, rank, out=t.out, **named)
+    elif kind == "all_gather":
+        all_gather(t.x, of, rank, out=t.out, **named)
+    elif kind == "normed_sum":
+        all_reduce(t.x, of, rank, residual=t.residual, gain=t.gain, normed=t.out, **named)
+    else:
+        all_reduce(t.x, of, rank, out=t.total, **named)
+        residual(t.total, t.residual)
+        norm(t.residual, t.gain, out=t.out)
+
+
+def check_norms(t: Tensors, xs: Sequence[Tensor], calls: int) -> None:
+    """Raises ValueError if what came out of so many calls is wrong."""
+    expected, gain = torch.zeros_like(xs[0]), t.gain.cpu()
+    for _ in range(calls):
+        truth = reference_normed_sum(xs, expected, gain)
+    if not torch.equal(t.residual.cpu(), expected):
+        raise ValueError("WRONG: the residual is not what sums add up to")
+    error = relative_error(t.out.cpu(), truth.double())
+    if not error <= OUR_BAR:
+        raise ValueError(f"WRONG: error {error:.2e} > {OUR_BAR:.0e}")
+
+
 class GaveUpError(RuntimeError):
     """A rank waited in vain; so will the next ones."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Member:
-    """A rank: `xs` and `outs` by site; the graph in which ranks meet, and that of the calls."""
+    """A rank: `tensors` by site; the graph in which ranks meet, and that of the calls."""
 
     device: torch.device
     stream: torch.cuda.Stream
     patience: Tensor
     error: Tensor
-    outs: list[Tensor]
+    tensors: list[Tensors]
     meet: torch.cuda.CUDAGraph
     graph: torch.cuda.CUDAGraph
     # A graph holds only pointers.
@@ -184,18 +250,17 @@ def member(
         stream: torch.cuda.Stream = CUDA.Stream()
         patience = torch.zeros(1, dtype=torch.int32, device=device)
         error = torch.zeros(1, dtype=torch.int32, pin_memory=True)
-        own, word = [x.to(device) for x in xs], torch.zeros(2, dtype=DTYPE, device=device)
-        columns = own[0].shape[1] * (sites[0].ranks if kind == "all_gather" else 1)
-        outs = [torch.full((1, columns), float("nan"), dtype=DTYPE, device=device) for _ in own]
+        own = [tensors(kind, x.to(device), sites[0].ranks) for x in xs]
+        word = torch.zeros(2, dtype=DTYPE, device=device)
         named: dict[str, Any] = {"patience": patience, "error": error, "chained": True}
 
         def meet() -> None:
             all_reduce(word, sites[SITES], rank, out=word, **named)
 
         def calls(count: int) -> None:
-            for call in range(count):
-                site = call % SITES
-                KINDS[kind](own[site], sites[site], rank, out=outs[site], layout=layout, **named)
+            for turn in range(count):
+                site = turn % SITES
+                launch_call(kind, own[site], sites[site], rank, layout=layout, **named)
 
         graphs = []
         for launch, warm_up in ((meet, meet), (partial(calls, CALLS), partial(calls, SITES))):
@@ -210,7 +275,7 @@ def member(
                 graph.replay()
             torch.cuda.synchronize()
             graphs.append(graph)
-    return Member(device, stream, patience, error, outs, graphs[0], graphs[1], (own, word, sites))
+    return Member(device, stream, patience, error, own, graphs[0], graphs[1], (word, sites))
 
 
 def played(members: Sequence[Member], replays: int, cycles: int) -> list[float]:
@@ -239,6 +304,8 @@ def measured(kind: str, devices: Sequence[torch.device], size: int, layout: Layo
     """Returns the seconds of replays, after a check of the results. Raises ValueError if they are wrong."""
     ranks = len(devices)
     drawn_xs = [drawn(ranks, size), [x.flip(-1) for x in drawn(ranks, size)]]
+    if kind in NORMS:
+        drawn_xs = [[x.view(-1, HIDDEN) for x in xs] for xs in drawn_xs]
     sites = [inboxes(devices, size // DTYPE.itemsize, DTYPE) for _ in range(SITES + 1)]
     members = [
         member(kind, rank, device, [xs[rank] for xs in drawn_xs], sites, layout)
@@ -247,22 +314,43 @@ def measured(kind: str, devices: Sequence[torch.device], size: int, layout: Layo
     for each in sites:
         each.clear()
     for one in members:
-        for out in one.outs:
-            out.fill_(float("nan"))
+        for held in one.tensors:
+            held.clear()
         one.patience.fill_(PATIENCE)
     settle(devices)
     played(members, 1, FEW_CYCLES)
     for site, xs in enumerate(drawn_xs):
-        first = members[0].outs[site].cpu()
-        check(kind, first, xs, OUR_BAR)
-        if not all(torch.equal(one.outs[site].cpu(), first) for one in members):
+        _check_site(kind, members, site, xs, 1)
+        first = members[0].tensors[site].out.cpu()
+        if not all(torch.equal(one.tensors[site].out.cpu(), first) for one in members):
             raise ValueError("WRONG: ranks have different results")
     played(members, WARM_UPS, FEW_CYCLES)
     seconds = played(members, REPLAYS, CYCLES_A_RANK * ranks)
     for site, xs in enumerate(drawn_xs):
-        for one in members:
-            check(kind, one.outs[site], xs, OUR_BAR)
+        _check_site(kind, members, site, xs, 1 + WARM_UPS + REPLAYS)
     return seconds
+
+
+def _check_site(kind: str, members: Sequence[Member], site: int, xs: Sequence[Tensor], replays: int) -> None:
+    for one in members:
+        if kind in NORMS:
+            check_norms(one.tensors[site], xs, replays * CALLS // SITES)
+        else:
+            check(kind, one.tensors[site].out, xs, OUR_BAR)
+
+
+def our_cases(sizes: Sequence[int], layouts: Sequence[Layout]) -> Iterator[tuple[str, int, Layout]]:
+    """Yields kinds with bytes and layouts: the usual layout, and the further ones for sums and gathers."""
+    for kind in KINDS:
+        for size in sizes:
+            usual = layout_for(words_of(size // DTYPE.itemsize, DTYPE))
+            for layout in dict.fromkeys((usual, *layouts)):
+                yield kind, size, layout
+    for rows in NORM_ROWS:
+        elements = rows * HIDDEN
+        of_rows, usual = rows_layout_for(words_of(HIDDEN, DTYPE)), layout_for(words_of(elements, DTYPE))
+        for kind, layout in zip(NORMS, (of_rows, usual), strict=True):
+            yield kind, elements * DTYPE.itemsize, layout
 
 
 def ours(
@@ -276,19 +364,16 @@ def ours(
     for devices in groups:
         cards = len(set(devices))
         try:
-            for kind in KINDS:
-                for size in sizes:
-                    usual = layout_for(words_of(size // DTYPE.itemsize, DTYPE))
-                    for layout in dict.fromkeys((usual, *layouts)):
-                        words = f"{layout.block}/{layout.warps}/{layout.programs}"
-                        try:
-                            found = measured(kind, devices, size, layout)
-                        except ValueError as error:
-                            failed.append(f"{kind}, {len(devices)} ranks, {size} bytes, {words}: {error}")
-                            say(failed[-1])
-                            continue
-                        rows.append(row_of("words", kind, len(devices), cards, size, words, found))
-                        keep(rows[-1], out)
+            for kind, size, layout in our_cases(sizes, layouts):
+                words = f"{layout.block}/{layout.warps}/{layout.programs}"
+                try:
+                    found = measured(kind, devices, size, layout)
+                except ValueError as error:
+                    failed.append(f"{kind}, {len(devices)} ranks, {size} bytes, {words}: {error}")
+                    say(failed[-1])
+                    continue
+                rows.append(row_of("words", kind, len(devices), cards, size, words, found))
+                keep(rows[-1], out)
         except Exception as error:
             failed.append(f"{len(devices)} ranks on {cards} cards: {one_line(error)}")
             say(failed[-1])

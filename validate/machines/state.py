@@ -101,6 +101,11 @@ class CardState(State, Protocol):
         del signal
         return False
 
+    def execute_all(self, ops: Sequence[Op]) -> None:
+        """Runs local ops, one behind the other; some states run several of them by one kernel."""
+        for op in ops:
+            self.execute(op)
+
     def reset(self) -> None:
         """Restores the state before the first launch of a run."""
 

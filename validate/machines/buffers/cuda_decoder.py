@@ -4,8 +4,8 @@
     K, V of the new token at position lengths - 1; attention over lengths tokens; chosen[lengths - first] = id
 
 So one captured step is valid for every token. Ranks on cards of their own meet by kernels (`meeting.py`), and
-the two groups of a speculation too (`pairing.py`): then ops read the gates of their launches. The kernels are those of `simcore.kernels.table`, called with
-their output tensors. Weights, caches and ids are as in `buffers.decoder`; what is random is drawn on the card
+the two groups of a speculation too (`pairing.py`): then ops read the gates of their launches. The kernels are
+those of `simcore.kernels.table`, called with their output tensors. Weights, caches and ids are as in `buffers.decoder`; what is random is drawn on the card
 unless another generator is asked for. Layouts of attention are chosen for the capacity of the cache.
 """
 
@@ -48,6 +48,12 @@ from simcore.validate.machines.buffers.pairing import Pairing, Speculating, pair
 from simcore.validate.machines.state import CardState, current_told, torch_dtype
 
 CONTEXT = "context"
+# A sum, the residual that it is added to, and the norm of that: one launch of ranks that meet by kernels.
+IN_ONE = {
+    ("attn_reduce", "attn_residual", "mlp_norm"),
+    ("mlp_reduce", "mlp_residual", "attn_norm"),
+    ("mlp_reduce", "mlp_residual", "head_norm"),
+}
 
 
 def _buffers(model: Decoder, weights: Weights, device: torch.device | str) -> dict[str, Tensor]:
@@ -183,6 +189,18 @@ class CardDecoderState(CardState):
         method(op, current_gate())
         self.skip(op)
 
+    def execute_all(self, ops: Sequence[Op]) -> None:
+        """Runs local ops, those of IN_ONE by one launch where ranks meet by kernels."""
+        at = 0
+        while at < len(ops):
+            three = ops[at : at + 3]
+            if self._meeting is not None and tuple([op.name for op in three]) in IN_ONE:
+                self._sum_and_norm(*three)
+                at += 3
+            else:
+                self.execute(ops[at])
+                at += 1
+
     def skip(self, op: Op) -> None:
         """Goes to the layer after an op; with layers alone the first layer follows the last one."""
         self.layer = layer_after(op, self.layer)
@@ -211,6 +229,18 @@ class CardDecoderState(CardState):
         x = self._speculated(op).verdict.norms if op.name == "verify_reduce" else self.buffers["y"]
         self._met(op).all_reduce(op, self.layer, self.part, x, self._waiting, gate)
 
+    def _sum_and_norm(self, op: Op, addition: Op, last: Op) -> None:
+        gate, layer = current_gate(), self.layer
+        meets = self._met(op)
+        for done in (op, addition):
+            self.skip(done)
+        # The gain is that of the layer after the residual.
+        meets.all_reduce_normed(
+            op, layer, self.part, self.buffers["y"], self.buffers["x"], self._weight(last.name),
+            self.weights.constants.eps, self.buffers["normed"], self._waiting, gate,
+        )  # fmt: skip
+        self.skip(last)
+
     def _gather(self, op: Op, gate: Tensor | None) -> None:
         x, out = self.buffers["logits"], self.buffers["all_logits"]
         self._met(op).all_gather(op, self.layer, self.part, x, out, self._waiting, gate)
@@ -230,9 +260,7 @@ class CardDecoderState(CardState):
         if gate is not None or told is None:
             raise ValueError(f"--on cuda: {op.kind} {op.name} tells a flag, and has no gate")
         k, v = self.k[self.layer], self.v[self.layer]
-        self._speculated(op).exchange(
-            self.layer, self.buffers["x"], k, v, self.lengths, told, self._waiting
-        )
+        self._speculated(op).exchange(self.layer, self.buffers["x"], k, v, self.lengths, told, self._waiting)
 
     def _speculate(self, op: Op, gate: Tensor | None) -> None:
         """Attends exactly, gives the early part to the other group, and decides by the data."""

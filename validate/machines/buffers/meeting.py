@@ -1,4 +1,4 @@
-"""How tensor-parallel ranks meet inside captured tokens: by kernels that see the memory of all of their cards.
+"""How tensor-parallel ranks meet inside captured tokens: by kernels that see the memory of all their cards.
 
     each collective of each layer has inboxes of its own (`simcore.kernels.collectives`)
 
@@ -64,6 +64,25 @@ class Meeting:
         """Replaces a rank's x by the sum of all ranks'."""
         all_reduce(x, self.sites[op.name, layer], rank, **by.named, gate=gate, out=x, chained=True)
 
+    def all_reduce_normed(
+        self,
+        op: Op,
+        layer: int,
+        rank: int,
+        x: Tensor,
+        residual: Tensor,
+        gain: Tensor,
+        eps: float,
+        normed: Tensor,
+        by: Waiting,
+        gate: Tensor | None = None,
+    ) -> None:
+        """Adds the sum of all ranks' x to the residual, and norms that; x stays as it is."""
+        all_reduce(
+            x, self.sites[op.name, layer], rank, **by.named, gate=gate,
+            residual=residual, gain=gain, eps=eps, normed=normed, chained=True,
+        )  # fmt: skip
+
     def all_gather(
         self, op: Op, layer: int, rank: int, x: Tensor, out: Tensor, by: Waiting, gate: Tensor | None = None
     ) -> None:
@@ -86,9 +105,18 @@ def meeting(model: Decoder, devices: Sequence[torch.device | str], *, speculates
         for each in (op, *beside):
             if each.ranks > 1:
                 assert (each.name, layer) not in found.sites, each.name
-                elements = each["elements"] // (each.ranks if each.kind == "all_gather" else 1)
-                found.sites[each.name, layer] = inboxes(devices, elements, torch_dtype(each.dtype))
+                room = _elements(each, model.config.hidden)
+                found.sites[each.name, layer] = inboxes(devices, room, torch_dtype(each.dtype))
         layer = layer_after(op, layer)
     if len(found.sites) < 2:
         raise ValueError("ranks that meet once a token, in one layer alone, are not run on cards")
     return found
+
+
+def _elements(op: Op, hidden: int) -> int:
+    """Returns of how many elements of a rank an inbox has to hold the words."""
+    elements: int = op["elements"]
+    if op.kind == "all_gather":
+        return elements // op.ranks
+    # Where rows are normed each begins with a word.
+    return elements + -(-elements // hidden) * (hidden % 2)

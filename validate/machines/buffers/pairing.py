@@ -1,4 +1,4 @@
-"""How the two groups of a speculation meet inside captured tokens: each rank with its copy in the other group.
+"""How the two groups of a speculation meet inside captured tokens: each rank and its copy in the other one.
 
     exchange   priorities; residual stream and the layer's new K and V of the rank of higher priority
     early      the early part of an attention, written into the memory of the rank that goes on with it
@@ -89,9 +89,7 @@ class Speculating:
         receive(early, arrived, x, gate=gate, **by.named, chained=True)
 
 
-def pairing(
-    model: Decoder, devices: Sequence[torch.device | str], caches: Sequence[Tensor]
-) -> Pairing:
+def pairing(model: Decoder, devices: Sequence[torch.device | str], caches: Sequence[Tensor]) -> Pairing:
     """Makes room for a pair of ranks on two devices, or on one twice; `caches`: K of a layer of each. Raises
     ValueError if the devices do not see each other's memory, for formats of cache and activations that
     differ, for models whose MLP reads what attention reads, and for fewer than two layers: between two uses

@@ -8,8 +8,8 @@
     between      write_flags with verdicts of held, then gate, of the next launch
 
 If the gate is 0, take only logs, publish does nothing, and write_flags only passes over its verdicts; publish
-and write_flags may have no gate. `hold` and `between` are for launches captured as one graph. Logs, the copy of the flags, and verdicts are in pinned memory: the host
-looks at them without asking the device. A kernel's writes are there once an event behind it has passed.
+and write_flags may have no gate. `hold` and `between` are for launches captured as one graph. Logs, the copy of
+the flags, and verdicts are in pinned memory: the host looks at them without asking the device. A kernel's writes are there once an event behind it has passed.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -173,8 +173,8 @@ def _hold_kernel(cursor_ptr, given_ptr, held_ptr, count, BLOCK: tl.constexpr):
 
 
 def hold(memory: StreamMemory, held: Tensor) -> None:
-    """Copies the next verdicts, one an element of held int32 [verdicts], to the device all at once: the host's
-    memory is far away."""
+    """Copies the next verdicts, one an element of held int32 [verdicts], to the device, all at once because
+    the host's memory is far away."""
     _hold_kernel[(1,)](memory.cursor, memory.given, held, len(held), BLOCK=256, num_warps=1)
 
 

@@ -553,8 +553,8 @@ class CardRun(Device):
             self._stages.alone(stream, plan, stage.index, head)
         # Timing decides which way a replay goes: a first run captures both.
         parts[stage.index] = head
-        for which, nodes in parts.items():
-            self._stages.capture(leader, plan, which, (), nodes, ())
+        for which, made in parts.items():
+            self._stages.capture(leader, plan, which, (), made, ())
 
     def _plan(self, stream: Stream, launch: Launch, sizes: Mapping[str, int]) -> Plan:
         captured_sizes = stream.lanes[0].state.bound(launch.graph, sizes)
@@ -801,8 +801,8 @@ class CardRun(Device):
 
 def verbs_of(launches: Sequence[Launch], cause: Callable[[Any], Cause]) -> dict[str, float]:
     """Returns the mean seconds of the verbs of a run, if it had any (means add up to their total): launch_s,
-    a launch call without what follows; within_s, that of a launch within another; return_s, from when the device had the launch to the end of the call;
-    batch_s, saying whose tokens a launch computes; prompt_s, how much longer both take with prompts; size_s,
+    a launch call without what follows; within_s, that of a launch within another; return_s, from when the
+    device had the launch to the end of the call; batch_s, saying whose tokens a launch computes; prompt_s, how much longer both take with prompts; size_s,
     the writing of one size; wait_s, from the end for which an idle host waited to its next launch. `cause`:
     gives the time of an end."""
     back_s, waited, idle_s = list[float](), dict[int, Any](), dict[int, float]()

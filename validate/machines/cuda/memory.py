@@ -54,8 +54,8 @@ class StreamLog:
 
 
 class Memory:
-    """Flags and signals of a machine's ranks, or of one of them, on a device; addresses stay, because captured
-    graphs contain them. `error`: that of another memory, if all have one."""
+    """Flags and signals of a machine's ranks, or of one of them, on a device; addresses stay, because graphs
+    that were captured contain them. `error`: that of another memory, if all have one."""
 
     def __init__(
         self, api: CudaApi, device: torch.device | str | None = None, error: Tensor | None = None

@@ -14,7 +14,6 @@ from functools import partial
 from itertools import count
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from simcore.machine.machine import Condition, Flag, Setting, Verdict
@@ -89,7 +88,9 @@ def runs_of(launches: Sequence[Launch]) -> Iterator[list[Launch]]:
     can hold."""
     together, sizes = list[Launch](), dict[str, int]()
     for launch in launches:
-        if together and (launch.stream != together[0].stream or {**launch.sizes, **sizes} != {**sizes, **launch.sizes}):
+        if together and (
+            launch.stream != together[0].stream or {**launch.sizes, **sizes} != {**sizes, **launch.sizes}
+        ):
             yield together
             together, sizes = [], {}
         together.append(launch)
@@ -133,7 +134,9 @@ def sequence_plan(
         verdicts += [(i, flag) for flag, x in launch.sets.items() if isinstance(x, Verdict)]
     captured = {name for launch in launches for name in state.captured_sizes(launch.graph)}
     found = {name: sizes[name] for name in sorted(captured)}
-    return SequencePlan(tuple(parts), found, Plan((), False, None, (), home=launches[0].stream), tuple(verdicts))
+    return SequencePlan(
+        tuple(parts), found, Plan((), False, None, (), home=launches[0].stream), tuple(verdicts)
+    )
 
 
 def nodes(
@@ -148,9 +151,7 @@ def nodes(
         held = api.zeros(len(plan.verdicts), memory.device)
         kept.append(held)
         found.append(partial(api.verbs.hold, log.memory, held))
-    between = partial(
-        api.verbs.between, memory.flags, memory.seen, log.memory, memory.slots, held=held
-    )
+    between = partial(api.verbs.between, memory.flags, memory.seen, log.memory, memory.slots, held=held)
     before: Part | None = None
     written: Settings | None = None
     for part in plan.parts:

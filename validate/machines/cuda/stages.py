@@ -189,9 +189,7 @@ def fill(tensor: Tensor, value: int) -> None:
 def executed(state: Any, ops: Sequence[Op], gate: Tensor | None) -> None:
     """Runs ops on a state, behind a gate."""
     with gated(gate):
-        for op in ops:
-            for unit in units(op):
-                state.execute(unit)
+        state.execute_all([unit for op in ops for unit in units(op)])
 
 
 def run_collective_behind(gate: Tensor | None, states: Sequence[Any], op: Op) -> None:

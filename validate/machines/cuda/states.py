@@ -233,7 +233,9 @@ def check_card_runs(scenario: Scenario, where: str) -> None:
         if groups * most > cards > 0:
             fit, of = cards // groups, " in each of 2 groups" if groups > 1 else ""
             how = "on one card" if cards == 1 else "a card each"
-            raise InputError(f"{at}.ranks: is {most}; --on cuda runs {f'1 to {fit}' if fit > 1 else 1}{of}, {how}")
+            raise InputError(
+                f"{at}.ranks: is {most}; --on cuda runs {f'1 to {fit}' if fit > 1 else 1}{of}, {how}"
+            )
         if any(getattr(strategy, "half_storage", ())):
             raise InputError(f"{at}.half_storage: is not run on a card yet; give false")
 
