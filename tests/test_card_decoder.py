@@ -207,7 +207,8 @@ def launches_of(
         launched.append((op.name, state.layer, None))
 
     def three(of: Any, op: Op, layer: int, rank: int, *given: Any, gate: torch.Tensor | None) -> None:
-        x, residual, gain, eps, normed = given
+        x, residual, gain, eps, normed, by = given
+        assert by is state._waiting
         assert (rank, gate, eps) == (state.part, None, state.weights.constants.eps)
         assert x is state.buffers["y"]
         assert residual is state.buffers["x"]
@@ -258,16 +259,25 @@ def test_a_sum_its_residual_and_the_norm_behind_it_are_one_launch(
             assert all(one is other for one, other in zip(found, gains, strict=True))
 
 
-def test_no_gate_stands_before_ranks_that_meet() -> None:
+@emulated
+def test_behind_a_gate_that_is_shut_ranks_do_not_meet() -> None:
     model = Decoder(replace(GQA, layers=1), ranks=2, batch=1, dtypes=F32)
     state, _ = card_decoder_states(
         model, {"tensor": 2}, SEED, CONTEXT, 1, device="cpu", drawn_on="cpu", devices=["cpu"] * 2
     )
     ops = model.token_step.ops
     first = next(i for i, op in enumerate(ops) if op.kind == "all_reduce")
+    error = torch.zeros(1, dtype=torch.int32)
+    state.begin_run(rehearsal=False, error=error, code=lambda what: 7)
+    buffers = {
+        name: x.copy_(torch.arange(x.numel()).view(x.shape)).clone() for name, x in state.buffers.items()
+    }
     for count in (1, 3):
-        with gated(torch.zeros(1, dtype=torch.int32)), pytest.raises(ValueError, match="reads no gate"):
+        state.restore(0)
+        with gated(torch.zeros(1, dtype=torch.int32)):
             state.execute_all(ops[first : first + count])
+        assert all(torch.equal(x, buffers[name]) for name, x in state.buffers.items())
+    assert not error
 
 
 def test_ranks_that_cannot_meet_by_kernels_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,8 +5,9 @@
 
 So one captured step is valid for every token. Ranks on cards of their own meet by kernels (`meeting.py`), and
 the two groups of a speculation too (`pairing.py`): then ops read the gates of their launches. The kernels are
-those of `simcore.kernels.table`, called with their output tensors. Weights, caches and ids are as in `buffers.decoder`; what is random is drawn on the card
-unless another generator is asked for. Layouts of attention are chosen for the capacity of the cache.
+those of `simcore.kernels.table`, called with their output tensors. Weights, caches and ids are as in
+`buffers.decoder`; what is random is drawn on the card unless another generator is asked for. Layouts of
+attention are chosen for the capacity of the cache.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -237,7 +238,7 @@ class CardDecoderState(CardState):
         # The gain is that of the layer after the residual.
         meets.all_reduce_normed(
             op, layer, self.part, self.buffers["y"], self.buffers["x"], self._weight(last.name),
-            self.weights.constants.eps, self.buffers["normed"], self._waiting, gate,
+            self.weights.constants.eps, self.buffers["normed"], self._waiting, gate=gate,
         )  # fmt: skip
         self.skip(last)
 

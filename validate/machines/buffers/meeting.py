@@ -75,6 +75,7 @@ class Meeting:
         eps: float,
         normed: Tensor,
         by: Waiting,
+        *,
         gate: Tensor | None = None,
     ) -> None:
         """Adds the sum of all ranks' x to the residual, and norms that; x stays as it is."""

@@ -8,8 +8,9 @@
     between      write_flags with verdicts of held, then gate, of the next launch
 
 If the gate is 0, take only logs, publish does nothing, and write_flags only passes over its verdicts; publish
-and write_flags may have no gate. `hold` and `between` are for launches captured as one graph. Logs, the copy of
-the flags, and verdicts are in pinned memory: the host looks at them without asking the device. A kernel's writes are there once an event behind it has passed.
+and write_flags may have no gate. `hold` and `between` are for launches captured as one graph. Logs, the copy
+of the flags, and verdicts are in pinned memory: the host looks at them without asking the device. A kernel's
+writes are there once an event behind it has passed.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -802,9 +802,9 @@ class CardRun(Device):
 def verbs_of(launches: Sequence[Launch], cause: Callable[[Any], Cause]) -> dict[str, float]:
     """Returns the mean seconds of the verbs of a run, if it had any (means add up to their total): launch_s,
     a launch call without what follows; within_s, that of a launch within another; return_s, from when the
-    device had the launch to the end of the call; batch_s, saying whose tokens a launch computes; prompt_s, how much longer both take with prompts; size_s,
-    the writing of one size; wait_s, from the end for which an idle host waited to its next launch. `cause`:
-    gives the time of an end."""
+    device had the launch to the end of the call; batch_s, saying whose tokens a launch computes; prompt_s,
+    how much longer both take with prompts; size_s, the writing of one size; wait_s, from the end for which
+    an idle host waited to its next launch. `cause`: gives the time of an end."""
     back_s, waited, idle_s = list[float](), dict[int, Any](), dict[int, float]()
     for launch in launches:
         since, rank = launch.since, launch.rank

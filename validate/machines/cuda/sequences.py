@@ -43,7 +43,7 @@ class Part:
 
 @dataclass(slots=True, eq=False)
 class SequencePlan:
-    """What is captured of a sequence: `plan` keeps the captures, `captured_sizes` are those with which its ops
+    """What is captured of a sequence: `plan` keeps the captures, `captured_sizes` are those with which ops
     are bound. `verdicts`: launches and flags that get one, in order. `kept`: by rank, tensors that captured
     graphs read."""
 
