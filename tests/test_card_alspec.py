@@ -1,25 +1,33 @@
 """ALSpec on cards: groups that meet by kernels in captured tokens give what the verdicts say, token by token
 and layer by layer: in Triton's interpreter on cards that are none, and on real ones (marker `gpu`)."""
 
+import json
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from random import Random
 from typing import Any
 
 import pytest
 import torch
 
+from simcore.assembly import Place, assemble
 from simcore.kernels.decoder.split_kv import EMPTY
 from simcore.machine import laws, metrics
 from simcore.models.decoder import Decoder
+from simcore.scenario import parse_scenario
 from simcore.schedules.alspec import alspec
+from simcore.sim.runs import Setup
 from simcore.validate.machines.buffers import meeting, pairing
 from simcore.validate.machines.buffers.cuda_decoder import card_decoder_states
 from simcore.validate.machines.buffers.decoder import DecoderState, decoder_states
 from simcore.validate.machines.cpu.machine import TorchRun
 from simcore.validate.machines.cuda.cuda_api import TorchCudaApi
 from simcore.validate.machines.cuda.machine import Card
+from simcore.validate.machines.cuda.runs import RealCard
+from simcore.validate.machines.cuda.states import CardStates
 from tests.fake_card import MeetingCudaApi
-from tests.test_card_decoder import BOTH, CONFIGS, CONTEXT, F32, SEED, in_turns
+from tests.test_card_decoder import BOTH, CONFIGS, CONTEXT, F32, SEED, emulated, in_turns
+from tests.test_card_real import LAYER, NARROW
 from tests.thorough import first, slow
 
 CHUNK = 3
@@ -52,17 +60,23 @@ def cards(
         api = TorchCudaApi()
         devices = [f"cuda:{rank % torch.cuda.device_count()}" for rank in range(ranks)]
     else:
-        api = MeetingCudaApi(3)
-        for name in ("all_reduce", "all_gather"):
-            monkeypatch.setattr(meeting, name, in_turns(api, getattr(meeting, name)))
-        monkeypatch.setattr(pairing, "exchange", exchange_in_turns(api, pairing.exchange))
-        monkeypatch.setattr(pairing, "receive", received_in_turns(api, pairing.receive))
+        api = meeting_api(monkeypatch)
     states = card_decoder_states(
         model, mesh_of(model), SEED, CONTEXT, tokens, device=devices[0], drawn_on="cpu", devices=devices
     )
     if kind == "fake":
         api.states = states
     return Card(states, api, mesh=mesh_of(model), lockstep=lockstep)
+
+
+def meeting_api(monkeypatch: pytest.MonkeyPatch) -> MeetingCudaApi:
+    """Cards that are none, on which kernels wait for each other."""
+    api = MeetingCudaApi(3)
+    for name in ("all_reduce", "all_gather"):
+        monkeypatch.setattr(meeting, name, in_turns(api, getattr(meeting, name)))
+    monkeypatch.setattr(pairing, "exchange", exchange_in_turns(api, pairing.exchange))
+    monkeypatch.setattr(pairing, "receive", received_in_turns(api, pairing.receive))
+    return api
 
 
 def exchange_in_turns(api: MeetingCudaApi, exchange: Any) -> Any:
@@ -133,3 +147,29 @@ def test_groups_on_cards_give_what_the_verdicts_say(
     assert [token.index for token in metrics.tokens(run.trace)] == list(range(tokens))
     # One graph a rank and token.
     assert len(run.trace.spans) == tokens * 2 * ranks
+
+
+@slow
+@emulated
+def test_a_scenario_runs_both_ways_of_decoding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each case with states of its own, by the study's own program."""
+    api = meeting_api(monkeypatch)
+    path = tmp_path / "narrow.json"
+    path.write_text(json.dumps({**NARROW, "num_hidden_layers": 2}), encoding="utf-8")
+    hits = {"kind": "rate", "value": [0, 0.5, 1]}
+    scenario = {
+        **{key: value for key, value in LAYER.items() if key != "part"}, "device": "h200-sxm", "dtype": "bf16", "model": str(path), "batch": 1,
+        "strategies": [{"kind": "tensor_parallel"}, {"kind": "alspec", "hits": hits, "chunk_tokens": CHUNK}],
+    }  # fmt: skip
+
+    class States(CardStates):
+        def of(self, setup: Setup) -> list[Any]:
+            api.states = super().of(setup)
+            return api.states
+
+    real = RealCard(1, States(4096, "cpu"), lambda: api)
+    parts = assemble(parse_scenario(scenario, "x"), "x", Place("cuda", real.start, 1))
+    outcome = parts.study.run(lambda *_: None)
+    latencies = [row for row in outcome.rows if row.metric == "token_latency_s"]
+    assert [row.axes.hit_rate for row in latencies] == [None, 0.0, 0.5, 1.0]
+    assert all(span.ops[0].price.source == "measured" for trace in real.traces for span in trace.spans)

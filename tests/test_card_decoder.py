@@ -133,8 +133,9 @@ def in_turns(api: MeetingCudaApi, collective: Any) -> Any:
         collective(x, inboxes, rank, half="send", **named)
         words = inboxes.words[rank]
         others = [slot for slot in range(len(words)) if slot != rank]
-        # Of fp32, so that a number is a word.
-        api.until(lambda: not bool((words[others, : x.numel()] == EMPTY.value).any()))
+        # Rows of whole words, as the models here have them.
+        sent = x.numel() * x.element_size() // 4
+        api.until(lambda: not bool((words[others, :sent] == EMPTY.value).any()))
         collective(x, inboxes, rank, half="take", **named)
 
     return run

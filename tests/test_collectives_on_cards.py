@@ -629,6 +629,8 @@ class NormedRank:
             self.stream, self.graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()  # type: ignore[no-untyped-call]
             self.patience = ints(0, device=self.device)
             self.error = torch.zeros(1, dtype=torch.int32, pin_memory=True)
+            # What the graph reads stays.
+            self.read = x, gain
             self.residuals = before.clone(), before.clone()
             self.normed = nan_like(x), nan_like(x)
 

@@ -46,7 +46,7 @@ from simcore.validate.machines.buffers.decoder import (
 )
 from simcore.validate.machines.buffers.meeting import Meeting, Waiting, meeting
 from simcore.validate.machines.buffers.pairing import Pairing, Speculating, pairing
-from simcore.validate.machines.state import CardState, current_told, torch_dtype
+from simcore.validate.machines.state import CardState, Told, current_told, torch_dtype
 
 CONTEXT = "context"
 # A sum, the residual that it is added to, and the norm of that: one launch of ranks that meet by kernels.
@@ -104,6 +104,7 @@ class CardDecoderState(CardState):
         capacity = k[0].shape[2]
         self.device = device = k[0].device
         self._meeting, self.joined = meeting, meeting is not None or pairing is not None
+        self._told: Told | None = None
         self._waiting = Waiting(torch.zeros(1, dtype=torch.int32, device=device))
         self.lengths = torch.zeros(len(ids), dtype=torch.int32, device=device)
         self.buffers = _buffers(model, weights, device)
@@ -257,11 +258,14 @@ class CardDecoderState(CardState):
         return self._speculating
 
     def _exchange(self, op: Op, gate: Tensor | None) -> None:
-        told = current_told()
+        # Where nobody reads the priority of the other group, it still says who holds x.
+        self._told = told = current_told() or self._told
         if gate is not None or told is None:
             raise ValueError(f"--on cuda: {op.kind} {op.name} tells a flag, and has no gate")
-        k, v = self.k[self.layer], self.v[self.layer]
-        self._speculated(op).exchange(self.layer, self.buffers["x"], k, v, self.lengths, told, self._waiting)
+        # Behind the last layer K and V are told once more.
+        layer = min(self.layer, self.config.layers - 1)
+        k, v, x = self.k[layer], self.v[layer], self.buffers["x"]
+        self._speculated(op).exchange(self.layer, x, k, v, self.lengths, told, self._waiting)
 
     def _speculate(self, op: Op, gate: Tensor | None) -> None:
         """Attends exactly, gives the early part to the other group, and decides by the data."""

@@ -108,5 +108,6 @@ def pairing(model: Decoder, devices: Sequence[torch.device | str], caches: Seque
     early, other = (torch.zeros(shape, dtype=act, device=device) for device in devices)
     arrived, count = (torch.zeros(len(early), dtype=torch.int32, device=device) for device in devices)
     x = torch.empty(model.batch, config.hidden, dtype=act, device="meta")
-    inboxes = [exchange_inboxes(devices, x, caches[0]) for _ in range(config.layers)]
+    # One more for behind the last layer.
+    inboxes = [exchange_inboxes(devices, x, caches[0]) for _ in range(config.layers + 1)]
     return Pairing(inboxes, (early, other), (arrived, count))
