@@ -105,7 +105,8 @@ class CardDecoderState(CardState):
         self.device = device = k[0].device
         self._meeting, self.joined = meeting, meeting is not None or pairing is not None
         self._told: Told | None = None
-        self._waiting = Waiting(torch.zeros(1, dtype=torch.int32, device=device))
+        who = f"a rank with part {part} on {device}"
+        self._waiting = Waiting(torch.zeros(1, dtype=torch.int32, device=device), who)
         self.lengths = torch.zeros(len(ids), dtype=torch.int32, device=device)
         self.buffers = _buffers(model, weights, device)
         self.chosen = torch.zeros(capacity - first, len(ids), dtype=torch.int64, device=device)
@@ -154,7 +155,7 @@ class CardDecoderState(CardState):
         """Prepares the rank's part of meetings; the first rank of each empties what all send through."""
         if not self.joined:
             return
-        self._waiting.begin(rehearsal=rehearsal, error=error, code=code, what="a rank waits for another one")
+        self._waiting.begin(rehearsal=rehearsal, error=error, code=code)
         if self._meeting is not None and self.part == 0:
             self._meeting.clear()
         if self._speculating is not None:

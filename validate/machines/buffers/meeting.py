@@ -22,28 +22,34 @@ from simcore.validate.machines.state import torch_dtype
 
 # Looks at an inbox before a rank gives up: some seconds.
 PATIENCE = 5_000_000
+# What a rank waits for.
+SUMS, PRIORITY, EARLY_PART = WAITS = (
+    "waits for others in a collective",
+    "waits for the priority of the other group",
+    "waits for the early part of the other group's attention",
+)
 # The collective, and the layer in which it stands.
 Site = tuple[str, int]
 
 
 @dataclass(slots=True, eq=False)
 class Waiting:
-    """How long a rank waits for others: `patience` int32 [1] on its card. If it gives up, it writes `code` to
-    `error`, int32 [1] in memory that the host sees."""
+    """How long a rank waits for others: `patience` int32 [1] on its card. If it gives up, it writes the code
+    of what it waits for to `error`, int32 [1] in memory that the host sees. `who`: the rank, in words."""
 
     patience: Tensor
+    who: str
     error: Tensor | None = None
-    code: int = 1
+    codes: dict[str, int] = field(default_factory=dict)
 
-    @property
-    def named(self) -> dict[str, Any]:
-        """These as arguments of kernels."""
-        return {"patience": self.patience, "error": self.error, "code": self.code}
+    def named(self, what: str) -> dict[str, Any]:
+        """These as arguments of a kernel that waits for something."""
+        return {"patience": self.patience, "error": self.error, "code": self.codes.get(what, 1)}
 
-    def begin(self, *, rehearsal: bool, error: Tensor, code: Callable[[str], int], what: str) -> None:
-        """Begins a run: sets how long a rank waits, and where it tells that it gave up waiting for `what`."""
+    def begin(self, *, rehearsal: bool, error: Tensor, code: Callable[[str], int]) -> None:
+        """Begins a run: sets how long a rank waits, and where it tells that it gave up."""
         if self.error is not error:
-            self.error, self.code = error, code(what)
+            self.error, self.codes = error, {what: code(f"{self.who} {what}") for what in WAITS}
         self.patience.fill_(0 if rehearsal else PATIENCE)
 
 
@@ -62,7 +68,7 @@ class Meeting:
         self, op: Op, layer: int, rank: int, x: Tensor, by: Waiting, gate: Tensor | None = None
     ) -> None:
         """Replaces a rank's x by the sum of all ranks'."""
-        all_reduce(x, self.sites[op.name, layer], rank, **by.named, gate=gate, out=x, chained=True)
+        all_reduce(x, self.sites[op.name, layer], rank, **by.named(SUMS), gate=gate, out=x, chained=True)
 
     def all_reduce_normed(
         self,
@@ -80,7 +86,7 @@ class Meeting:
     ) -> None:
         """Adds the sum of all ranks' x to the residual, and norms that; x stays as it is."""
         all_reduce(
-            x, self.sites[op.name, layer], rank, **by.named, gate=gate,
+            x, self.sites[op.name, layer], rank, **by.named(SUMS), gate=gate,
             residual=residual, gain=gain, eps=eps, normed=normed, chained=True,
         )  # fmt: skip
 
@@ -88,7 +94,7 @@ class Meeting:
         self, op: Op, layer: int, rank: int, x: Tensor, out: Tensor, by: Waiting, gate: Tensor | None = None
     ) -> None:
         """Puts the columns of all ranks' x side by side."""
-        all_gather(x, self.sites[op.name, layer], rank, **by.named, gate=gate, out=out, chained=True)
+        all_gather(x, self.sites[op.name, layer], rank, **by.named(SUMS), gate=gate, out=out, chained=True)
 
 
 def meeting(model: Decoder, devices: Sequence[torch.device | str], *, speculates: bool = False) -> Meeting:

@@ -24,7 +24,7 @@ from simcore.kernels.decoder.speculative_attention import (
 )
 from simcore.kernels.decoder.split_kv import EMPTY, Cache
 from simcore.models.decoder import Decoder
-from simcore.validate.machines.buffers.meeting import Waiting
+from simcore.validate.machines.buffers.meeting import EARLY_PART, PRIORITY, Waiting
 from simcore.validate.machines.state import Told, torch_dtype
 
 # Where hits are drawn, the verdict of the data decides nothing, at whichever threshold.
@@ -71,7 +71,9 @@ class Speculating:
     ) -> None:
         """Tells the other rank of this one's priority, and takes its x, K and V if its priority is higher."""
         inboxes = self.pairing.inboxes[layer]
-        exchange(x, k, v, lengths, told.own, told.theirs, inboxes, self.place, **by.named, chained=True)
+        exchange(
+            x, k, v, lengths, told.own, told.theirs, inboxes, self.place, **by.named(PRIORITY), chained=True
+        )
 
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor, chunk: int, gate: Tensor | None
@@ -86,7 +88,7 @@ class Speculating:
     def receive(self, x: Tensor, by: Waiting, gate: Tensor | None) -> None:
         """Waits for the early part of the other rank's attention, and takes it as x."""
         early, arrived = self.pairing.early[self.place], self.pairing.arrived[self.place]
-        receive(early, arrived, x, gate=gate, **by.named, chained=True)
+        receive(early, arrived, x, gate=gate, **by.named(EARLY_PART), chained=True)
 
 
 def pairing(model: Decoder, devices: Sequence[torch.device | str], caches: Sequence[Tensor]) -> Pairing:

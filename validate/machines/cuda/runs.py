@@ -113,7 +113,8 @@ class CountedRun:
 
         with _memory_of(self._title):
             begun_s = time.perf_counter()
-            if not case.warm:
+            # Another program may need other captures, which ranks that wait for each other cannot make.
+            if not case.warm or case.joined:
                 _warm_up(case, once)
             first_runs_s = time.perf_counter() - begun_s
             if rehearse is None:
