@@ -8,6 +8,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
@@ -151,6 +152,18 @@ def _written(flags: Tensor, seen: Tensor, found: Settings, said: Tensor) -> None
         flags[row[0]] = seen[row[0]] = value
 
 
+class AtOnce:
+    """Runs what is submitted at once."""
+
+    def submit(self, call: Callable[..., Any], *given: Any) -> Future[Any]:
+        found: Future[Any] = Future()
+        try:
+            found.set_result(call(*given))
+        except Exception as error:
+            found.set_exception(error)
+        return found
+
+
 class FakeCudaApi:
     """See `simcore.validate.machines.cuda.cuda_api.CudaApi`. `steps`: how much is done at most whenever
     somebody looks."""
@@ -192,6 +205,10 @@ class FakeCudaApi:
 
     def run(self, stream: FakeStream, call: Call) -> None:
         stream.queue.append(call)
+
+    def aside(self, stream: FakeStream) -> Any:
+        del stream
+        return AtOnce()
 
     def captured(self, stream: FakeStream, call: Call) -> Call:
         del stream

@@ -2,7 +2,9 @@
 and layer by layer: in Triton's interpreter on cards that are none, and on real ones (marker `gpu`)."""
 
 import json
+import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -12,13 +14,15 @@ import torch
 
 from simcore.assembly import Place, assemble
 from simcore.kernels.decoder.split_kv import EMPTY
+from simcore.kernels.streams import one_stream
 from simcore.machine import laws, metrics
+from simcore.machine.machine import DeadlockError, Machine, Program
 from simcore.models.decoder import Decoder
 from simcore.scenario import parse_scenario
 from simcore.schedules.alspec import alspec
 from simcore.sim.runs import Setup
 from simcore.validate.machines.buffers import meeting, pairing
-from simcore.validate.machines.buffers.cuda_decoder import card_decoder_states
+from simcore.validate.machines.buffers.cuda_decoder import CardDecoderState, card_decoder_states
 from simcore.validate.machines.buffers.decoder import DecoderState, decoder_states
 from simcore.validate.machines.cpu.machine import TorchRun
 from simcore.validate.machines.cuda.cuda_api import TorchCudaApi
@@ -26,7 +30,7 @@ from simcore.validate.machines.cuda.machine import Card
 from simcore.validate.machines.cuda.runs import RealCard
 from simcore.validate.machines.cuda.states import CardStates
 from tests.fake_card import MeetingCudaApi
-from tests.test_card_decoder import BOTH, CONFIGS, CONTEXT, F32, SEED, emulated, in_turns
+from tests.test_card_decoder import BOTH, CONFIGS, CONTEXT, F32, GQA, HAS_GPU, SEED, emulated, in_turns
 from tests.test_card_real import LAYER, NARROW
 from tests.thorough import first, slow
 
@@ -173,3 +177,111 @@ def test_a_scenario_runs_both_ways_of_decoding(tmp_path: Path, monkeypatch: pyte
     latencies = [row for row in outcome.rows if row.metric == "token_latency_s"]
     assert [row.axes.hit_rate for row in latencies] == [None, 0.5]
     assert all(span.ops[0].price.source == "measured" for trace in real.traces for span in trace.spans)
+
+
+# -- long runs on real cards ------------------------------------------------------------------------------
+
+
+class SlowedApi(TorchCudaApi):
+    """Cards that are slow at random: each stream stands still now and then, for up to a tenth of a
+    millisecond, and other work takes their multiprocessors."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self._random, self._beside = Random(seed), dict[int, Any]()
+
+    def run(self, stream: Any, call: Any) -> None:
+        super().run(stream, call)
+        if self._random.random() < 0.2:
+            torch.cuda._sleep(self._random.randrange(1, 200_000))  # type: ignore[no-untyped-call]
+        if self._random.random() < 0.05:
+            if stream.device_index not in self._beside:
+                x = torch.randn(2048, 2048, device=stream.device)
+                self._beside[stream.device_index] = torch.cuda.Stream(stream.device), x  # type: ignore[no-untyped-call]
+            beside, x = self._beside[stream.device_index]
+            with torch.cuda.stream(beside):
+                x @ x
+
+
+def one_after_another(model: Decoder, tokens: int, hits: Verdicts) -> CardDecoderState:
+    """The same tokens on one rank: after each attention its exact result, or the early one where the verdict
+    says so."""
+    state: CardDecoderState
+    state, _ = card_decoder_states(
+        model, mesh_of(model), SEED, CONTEXT, tokens, device="cuda", drawn_on="cpu", devices=["cuda:0"] * 2
+    )
+    state.begin_run(rehearsal=False, error=torch.zeros(1, dtype=torch.int32), code=lambda what: 1)
+    pair, layers = state._speculating.pairing, model.config.layers  # type: ignore[union-attr]
+    with torch.inference_mode(), one_stream({}):
+        state.reset()
+        for token in range(tokens):
+            sizes = {"context": CONTEXT + token}
+            state.lengths.fill_(sizes["context"])
+            state.execute_all([op.at(sizes) for op in model.first.ops])
+            for layer in range(layers):
+                state.execute_all([op.at(sizes) for op in model.speculate.ops])
+                pair.arrived[1].zero_()
+                if hits(token, layer):
+                    state.buffers["heads"].copy_(pair.early[1].flatten(1))
+                behind = model.between if layer < layers - 1 else model.last
+                state.execute_all([op.at(sizes) for op in behind.ops])
+    torch.cuda.synchronize()
+    return state
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not HAS_GPU, reason="needs a CUDA device")
+@pytest.mark.parametrize("one_card", [True, False])
+@pytest.mark.parametrize(("ranks", "tokens"), [(1, 10_000), (2, 2_000)])
+def test_long_runs_with_random_verdicts_on_slowed_cards(
+    ranks: int, tokens: int, one_card: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No hang, and of one rank a group each layer's K and V to the bit what it is sequentially."""
+    if not one_card and torch.cuda.device_count() < 2 * ranks:
+        pytest.skip(f"needs {2 * ranks} CUDA devices")
+    model = Decoder(GQA, ranks=ranks, batch=2, dtypes=F32, chunk=CHUNK)
+    rows = torch.rand(tokens, GQA.layers, generator=torch.Generator().manual_seed(ranks)).tolist()
+    hits: Verdicts = lambda token, layer: rows[token][layer] < 0.6  # noqa: E731
+    devices = ["cuda:0"] * 2 * ranks if one_card else [f"cuda:{rank}" for rank in range(2 * ranks)]
+    states = card_decoder_states(
+        model, mesh_of(model), SEED, CONTEXT, tokens, device="cuda", drawn_on="cpu", devices=devices
+    )
+    card = Card(states, SlowedApi(1), mesh=mesh_of(model), lockstep=("tensor",))
+    for rehearsal in (True, True, False):
+        run = decode(card, model, tokens if not rehearsal else 3, hits, rehearsal=rehearsal)
+    assert len(metrics.tokens(run.trace)) == tokens
+    for part in range(ranks):
+        one, other = states[part], states[ranks + part]
+        for caches in ((one.k, other.k), (one.v, other.v)):
+            assert all(torch.equal(x, y.to(x.device)) for x, y in zip(*caches, strict=True))
+    if ranks == 1:
+        alone = one_after_another(model, tokens, hits)
+        for caches in ((states[0].k, alone.k), (states[0].v, alone.v)):
+            assert all(torch.equal(x, y) for x, y in zip(*caches, strict=True))
+        assert right_ids(states, model, tokens, hits) == alone.chosen.tolist()
+
+
+@slow
+@pytest.mark.parametrize("kind", BOTH)
+def test_a_rank_that_stops_ends_the_run_with_an_error(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Soon; and the next run is as if nothing had been."""
+    tokens, hits = 6, drawn(2)
+    model = Decoder(replace(GQA, layers=2), batch=1, dtypes=F32, chunk=CHUNK)
+    card = cards(kind, model, tokens, monkeypatch)
+    for rehearsal in (True, True, False):
+        decode(card, model, tokens, hits, rehearsal=rehearsal)
+    expected = right_ids(card.states, model, tokens, hits)
+
+    def stops(m: Machine) -> Program:
+        return alspec(m, model, tokens=tokens if m.rank == 0 else 2, context=CONTEXT)
+
+    for state in card.states:
+        state.reset()
+    begun_s = time.perf_counter()
+    error = DeadlockError if kind == "cuda" else TimeoutError
+    with pytest.raises(error, match=r"waits for the priority of the other group|does not come"):
+        card.start(outcomes={"hit": hits}).run(stops)
+    assert time.perf_counter() - begun_s < 30.0
+    if kind == "cuda":
+        decode(card, model, tokens, hits)
+        assert right_ids(card.states, model, tokens, hits) == expected

@@ -18,8 +18,9 @@ so a layer costs  early + max(attention - early, rest)  on a hit and  attention 
 """
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
-from simcore.machine.machine import Flag, Machine, Program, Ticket, Verdict
+from simcore.machine.machine import Condition, Flag, Machine, Program, Setting, Ticket, Verdict
 from simcore.models.decoder import GROUP, SPECULATED, Decoder
 
 
@@ -32,9 +33,8 @@ def alspec(
     attention's speculation before it is verified; without it both groups meet before the LM head, as in
     App. F's formula. Mesh: {"group": 2, "tensor": ranks}. Verdict "hit", keyed by token and layer.
     """
-    partner = m.along(GROUP, 1)
     priority = m.flag("priority", initial=2 if m.coordinate(GROUP) == 0 else 0)
-    holds = m.flag("holds")
+    roles = _roles(m, priority)
     takes_part = priority.nonzero()
     layers = model.config.layers
     before: Ticket | None = None
@@ -42,7 +42,7 @@ def alspec(
         sizes = {"context": context + token}
         begun = m.launch(model.first, sizes=sizes, when=takes_part)
         for layer in range(layers):
-            attention = _attention(m, model, priority, holds, partner, (token, layer), sizes, begun)
+            attention = _attention(m, model, roles, (token, layer), sizes, begun)
             if layer < layers - 1:
                 m.launch(model.between, sizes=sizes, when=takes_part, within=begun)
         if overlap_last_layer:
@@ -60,21 +60,36 @@ def alspec(
     yield m.wait(last)
 
 
+class _Roles(NamedTuple):
+    """How a rank finds its role in an attention: what the exchange sets, when it attends exactly and when it
+    receives, and what it sets then. The flag `holds` selects the role."""
+
+    partner: int
+    exchanged: Mapping[Flag, Setting]
+    attends: Condition
+    receives: Condition
+    received: Mapping[Flag, Setting]
+    priority: Flag
+
+
+def _roles(m: Machine, priority: Flag) -> _Roles:
+    partner = m.along(GROUP, 1)
+    holds, theirs = m.flag("holds"), m.flag("priority", rank=partner)
+    exchanged = {holds: priority.above(theirs)}
+    return _Roles(partner, exchanged, holds.nonzero(), holds.zero(), {priority: 1}, priority)
+
+
 def _attention(
     m: Machine,
     model: Decoder,
-    priority: Flag,
-    holds: Flag,
-    partner: int,
+    roles: _Roles,
     key: tuple[int, int],
     sizes: Mapping[str, int],
     begun: Ticket,
 ) -> Ticket:
-    """Launches both roles of Algorithm 2's speculative_flash_decode, within the token that `begun` began; the
-    flag `holds` selects the role."""
-    theirs = m.flag("priority", rank=partner)
-    m.launch(model.exchange(2), sets={holds: priority.above(theirs)}, within=begun)
+    """Launches both roles of Algorithm 2's speculative_flash_decode, within the token that `begun` began."""
+    m.launch(model.exchange(2), sets=roles.exchanged, within=begun)
     verdict = Verdict("hit", key, yes=0, no=2)
-    m.launch(model.speculate, sizes=sizes, when=holds.nonzero(), sets={priority: verdict}, within=begun)
-    speculated = m.signal(SPECULATED, rank=partner)
-    return m.launch(model.receive, after=[speculated], when=holds.zero(), sets={priority: 1}, within=begun)
+    m.launch(model.speculate, sizes=sizes, when=roles.attends, sets={roles.priority: verdict}, within=begun)
+    speculated = m.signal(SPECULATED, rank=roles.partner)
+    return m.launch(model.receive, after=[speculated], when=roles.receives, sets=roles.received, within=begun)

@@ -7,7 +7,9 @@ import ctypes
 import os
 import time
 from collections.abc import Callable, Hashable, Iterator
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from threading import Lock, local
 from typing import Any, Protocol
 
 import torch
@@ -56,6 +58,10 @@ class CudaApi(Protocol):
     def run(self, stream: Any, call: Call) -> None:
         """Queues the launches of a call on a stream."""
 
+    def aside(self, stream: Any) -> Executor:
+        """Returns what runs calls one after another beside the host's thread: those that queue work on a
+        stream, of which a graph of many kernels holds up its thread for a while."""
+
     def captured(self, stream: Any, call: Call) -> Call:
         """Returns a call that queues the same launches again, without Python; `call` has run before."""
 
@@ -82,12 +88,14 @@ class _Events:
 
     made: list[Any] = field(default_factory=list)
     used: int = 0
+    lock: Lock = field(default_factory=Lock)
 
     def next(self) -> Any:
-        if self.used == len(self.made):
-            self.made.append(CUDA.Event(enable_timing=True))
-        self.used += 1
-        return self.made[self.used - 1]
+        with self.lock:
+            if self.used == len(self.made):
+                self.made.append(CUDA.Event(enable_timing=True))
+            self.used += 1
+            return self.made[self.used - 1]
 
 
 class TorchCudaApi:
@@ -100,7 +108,9 @@ class TorchCudaApi:
         self.verbs: Any = flag_kernels
         self._streams: dict[int, Any] = {}
         self._pools: dict[int, GraphPool] = {}
-        self._current: Any = None
+        # The stream that each thread has made its current one.
+        self._threads = local()
+        self._asides: dict[int, ThreadPoolExecutor] = {}
         self._events: dict[int, _Events] = {}
         self._aside: dict[torch.device, Any] = {}
 
@@ -145,10 +155,17 @@ class TorchCudaApi:
 
     def run(self, stream: Any, call: Call) -> None:
         """Runs the call on the stream and leaves it current: setting it takes longer than comparing."""
-        if self._current is not stream:
+        if getattr(self._threads, "current", None) is not stream:
             CUDA.set_stream(stream)
-            self._current = stream
+            self._threads.current = stream
         call()
+
+    def aside(self, stream: Any) -> ThreadPoolExecutor:
+        """Makes a thread for each stream; torch lets others run while it launches a graph."""
+        key = stream.cuda_stream
+        if key not in self._asides:
+            self._asides[key] = ThreadPoolExecutor(1, thread_name_prefix="stream")
+        return self._asides[key]
 
     def captured(self, stream: Any, call: Call) -> Call:
         """Captures on the stream itself, so that the memory of libraries for each stream is its own."""
@@ -157,7 +174,7 @@ class TorchCudaApi:
             pool = self._pools[stream.cuda_stream] = GraphPool(stream)
         graph = pool.capture(call)
         # The capture sets torch's current stream back to the one before it.
-        self._current = None
+        self._threads.current = None
         replay: Call = graph.replay
         return replay
 
@@ -196,7 +213,7 @@ class TorchCudaApi:
         for index in self._events:
             torch.cuda.synchronize(index)
         CUDA.set_stream(CUDA.default_stream(self._first))
-        self._current = None
+        self._threads.current = None
 
 
 # Streams of the driver, kept as long as the process: one api after another takes the same ones.

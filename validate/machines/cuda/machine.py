@@ -24,8 +24,11 @@ launch the same collectives in the same order, even if their flags then skip the
 """
 
 import itertools
+import sys
 from collections import defaultdict, deque
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, wait
+from contextlib import contextmanager
 from functools import partial
 from statistics import fmean
 from typing import Any
@@ -46,7 +49,6 @@ from simcore.validate.machines.cuda.plan import Plan, Stage, plan_key, stages
 from simcore.validate.machines.cuda.records import Clocks, HostMoment, Record, Resolver, SharedOut, Taken
 from simcore.validate.machines.cuda.sequences import (
     SequencePlan,
-    check_joined,
     memories,
     nodes,
     runs_of,
@@ -88,6 +90,8 @@ Look = tuple[Any, float, float]
 FEW_OPS = 8
 # The stream on which a host takes signals.
 HOSTS = "(host)"
+# How soon a thread of Python gets its turn, where several queue work.
+TURN_S = 2e-5
 
 
 class Card:
@@ -215,6 +219,8 @@ class CardRun(Device):
         self._may_take: dict[tuple[str, int, int], int] = defaultdict(int)
         # Launches of joined ranks that are kept until their host waits or begins others.
         self._together: dict[int, list[Launch]] = {}
+        # Sequences of joined ranks on their way to the cards: what queues them, launches, records of lanes.
+        self._sending: deque[tuple[list[Future[float]], Sequence[Launch], list[Record]]] = deque()
         # The values of tensors that hold sizes, by address.
         self._sizes: dict[int, int] = {}
         # How long the last replay of a graph took on a stream of a rank. Where it takes another time the next
@@ -251,8 +257,11 @@ class CardRun(Device):
             self.card.reset()
             first = [seen_together(self.api, stream) for stream in self.card.own.values()]
             try:
-                self._host.run(program)
+                with short_turns(any(state.joined for state in self.states)):
+                    self._host.run(program)
             finally:
+                for sent, _, _ in self._sending:
+                    wait(sent)
                 self.api.synchronize()
             self._check()
             last = [seen_together(self.api, stream) for stream in self.card.own.values()]
@@ -286,7 +295,7 @@ class CardRun(Device):
 
     def go_on(self) -> bool:
         """Queues all that can be queued now. Returns whether there was any."""
-        went_on = bool(self._together)
+        went_on = self._finish_sent() or bool(self._together)
         for rank in tuple(self._together):
             self.settle(rank)
         for task in tuple(self.working):
@@ -313,7 +322,7 @@ class CardRun(Device):
     def under_way(self) -> bool:
         """Whether the card is busy. Raises DeadlockError if a wait for a signal took too long."""
         self._check()
-        return any(self._is_busy(lane) for lane in self.card.lanes.values())
+        return bool(self._sending) or any(self._is_busy(lane) for lane in self.card.lanes.values())
 
     def _is_busy(self, lane: RankStream) -> bool:
         """Whether a lane has work, or had at the last look: tasks that wait for its end then get a turn."""
@@ -387,7 +396,6 @@ class CardRun(Device):
         launch.since = self._since.get(launch.rank)
         self._submitted.append(launch)
         if self.states[launch.rank].joined:
-            check_joined(launch, self.states[launch.rank])
             self._together.setdefault(launch.rank, []).append(launch)
             return
         stream = self._stream(launch.rank, launch.stream)
@@ -409,38 +417,75 @@ class CardRun(Device):
         """Queues launches of a joined rank, captured as one graph, on the cards of all ranks in lockstep."""
         first, own = launches[0], {id(launch.ticket) for launch in launches}
         waited = tuple([each for launch in launches for each in launch.after if id(each) not in own])
-        stream = self._stream(first.rank, first.stream)
-        sizes = sizes_of(launches)
+        stream, sizes = self._stream(first.rank, first.stream), sizes_of(launches)
         plan = self._sequence_plan(stream, launches, sizes)
-        named = [(launches[i].sets[flag]) for i, flag in plan.verdicts]
-        verdicts = [bool(self._outcomes[x.name](*x.key)) for x in named if isinstance(x, Verdict)]
+        verdicts = [bool(self._outcomes[x.name](*x.key)) for x in plan.verdicts_of(launches)]
+        sent, records = list[Future[float]](), list[Record]()
         for lane in stream.lanes:
             memory = self.card.memories[lane.rank]
             log = memory.log(lane.rank, lane.name)
             place = log.reserve_entries(plan.gates)
             log.give(verdicts)
-            self._make_ready(lane, first, sizes, first=True)
-            for launch in launches[1:]:
-                self._await(lane, launch.after)
-            before, queued_from_s = self.api.record(lane.stream), self.now()
-            made = partial(nodes, self.api, memory, log, lane, plan)
-            self._stages.queue(lane, plan.plan, "sequence", [lane.state], made, plan.ops)
             gates = plan.gates_from(log, place)
+            if lane is stream.lanes[0]:
+                for launch, gate in zip(launches, gates, strict=True):
+                    launch.ticket.gates += [gate] if gate is not None else []
             parts = tuple([(part.graph, gate) for part, gate in zip(plan.parts, gates, strict=True)])
             record = Record(
-                next(self._ids), first, lane.rank, first.stream, "run", 0, 0, len(plan.parts[0].ops),
-                sizes, queued_from_s, self.now(), self.api.record(lane.stream), before, lane.last,
-                waited, gates[0] if len(gates) == 1 else None, parts=parts if len(parts) > 1 else (),
+                next(self._ids), first, lane.rank, first.stream, "run", 0, 0, len(plan.parts[0].ops), sizes,
+                0.0, 0.0, None, waited=waited, gate=gates[0] if len(gates) == 1 else None,
+                parts=parts if len(parts) > 1 else (),
             )  # fmt: skip
-            lane.last, lane.tail = record, record.after
-            self._records.append(record)
-            for launch, gate in zip(launches, gates, strict=True):
-                if lane is stream.lanes[0] and gate is not None:
-                    launch.ticket.gates.append(gate)
-        first.queued_at_s = self.now()
-        for launch in launches:
-            launch.ticket.replays += 1
-            self._finish(stream, launch)
+            records.append(record)
+            captured = self._stages.captured(lane, plan.plan, "sequence", [lane.state])
+            if captured is None:
+                # While it is captured, nothing else may be given to the card.
+                self._sent_all()
+                made = partial(nodes, self.api, memory, log, lane, plan)
+                queue = partial(self._stages.queue, lane, plan.plan, "sequence", [lane.state], made, plan.ops)
+                self._send(lane, record, queue)
+            else:
+                replay, key = captured
+                lane.state.restore(key)
+                queue = partial(self.api.run, lane.stream, replay)
+                sent.append(self.api.aside(lane.stream).submit(self._send, lane, record, queue))
+        self._records += records
+        self._sending.append((sent, launches, records))
+
+    def _send(self, lane: RankStream, record: Record, queue: Callable[[], object]) -> float:
+        """Queues a sequence on one lane. Returns the seconds of that."""
+        with torch.inference_mode():
+            record.queued_from_s, record.earlier, launch = self.now(), lane.last, record.launch
+            self._make_ready(lane, launch, record.sizes, first=False)
+            self._await(lane, record.waited)
+            record.before = self.api.record(lane.stream)
+            queue()
+            record.queued_at_s = self.now()
+            record.after = lane.tail = self.api.record(lane.stream)
+            lane.last = record
+            if lane.rank == launch.rank:
+                launch.queued_at_s = record.queued_at_s
+            return self.now() - record.queued_from_s
+
+    def _finish_sent(self) -> bool:
+        """Finishes launches that are queued on all their lanes. Returns whether there were any."""
+        went_on = False
+        while self._sending and all(each.done() for each in self._sending[0][0]):
+            sent, launches, records = self._sending.popleft()
+            took_s = [each.result() for each in sent]
+            # A launch takes as long as that of its first rank.
+            launches[0].took_s += took_s[0] if took_s else 0.0
+            for launch in launches:
+                launch.ticket.replays += 1
+                launch.ticket.queued(records)
+            went_on = True
+        return went_on
+
+    def _sent_all(self) -> None:
+        """Waits until all that is sent is queued."""
+        for sent, _, _ in self._sending:
+            wait(sent)
+        self._finish_sent()
 
     def _sequence_plan(
         self, stream: Stream, launches: Sequence[Launch], sizes: Mapping[str, int]
@@ -674,7 +719,7 @@ class CardRun(Device):
                     begun_s = self.now()
                     api.run(lane.stream, partial(fill, tensor, value))
                     self._sizes[place] = value
-                    if not launch.took_s or lane.state.joined:
+                    if lane.rank == launch.rank if lane.state.joined else not launch.took_s:
                         launch.size_write_s += self.now() - begun_s
                         # Only the leader's are counted: the time covers all ranks in lockstep.
                         launch.sizes_written += lane.rank == launch.rank
@@ -797,6 +842,18 @@ class CardRun(Device):
 
     def _flag_writes(self, log: StreamLog, plan: Plan) -> list[Callable[[], object]]:
         return [self._stages.write_flags(log, plan)]
+
+
+@contextmanager
+def short_turns(wanted: bool) -> Iterator[None]:
+    """Inside, threads of Python get their turns soon, if wanted: those that queue work, while the host looks
+    again and again."""
+    usual_s = sys.getswitchinterval()
+    sys.setswitchinterval(TURN_S if wanted else usual_s)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(usual_s)
 
 
 def verbs_of(launches: Sequence[Launch], cause: Callable[[Any], Cause]) -> dict[str, float]:

@@ -1,6 +1,6 @@
 """Objects by which the machine on a card follows its work: streams of ranks, tickets, arrivals."""
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -58,6 +58,12 @@ class CardTicket:
     def stop(self) -> None:
         """Queues no more replays; a launch of which nothing has been queued runs no replay."""
         self.stopped = self.stopped or not self.issued
+
+    def queued(self, records: Sequence[Record]) -> None:
+        """Notes that all its work has been queued, each rank's up to its record."""
+        self.ends |= {record.rank: record.after for record in records}
+        self.records += records
+        self.issued = True
 
     def is_done(self) -> bool:
         """Whether all its work has been queued and has ended."""

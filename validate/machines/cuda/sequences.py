@@ -10,7 +10,7 @@ meetings: a collective tells the flag that its launch reads of another rank.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from itertools import count
 from typing import Any
 
@@ -41,7 +41,7 @@ class Part:
     told: tuple[Flag, Flag] | None
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(eq=False)
 class SequencePlan:
     """What is captured of a sequence: `plan` keeps the captures, `captured_sizes` are those with which ops
     are bound. `verdicts`: launches and flags that get one, in order. `kept`: by rank, tensors that captured
@@ -52,13 +52,22 @@ class SequencePlan:
     plan: Plan
     verdicts: tuple[tuple[int, Flag], ...]
     kept: dict[int, list[Any]] = field(default_factory=dict)
+    # What launches that fitted last gave: graphs, conditions, settings without verdicts.
+    graphs: list[Graph] = field(default_factory=list)
+    whens: list[Condition | None] = field(default_factory=list)
+    plain: list[Mapping[Flag, Setting] | None] = field(default_factory=list)
 
-    @property
+    @cached_property
+    def decides(self) -> frozenset[int]:
+        """The launches that get verdicts."""
+        return frozenset(i for i, _ in self.verdicts)
+
+    @cached_property
     def ops(self) -> list[Op]:
         """All its ops."""
         return [op for part in self.parts for op in part.ops]
 
-    @property
+    @cached_property
     def gates(self) -> int:
         """How many of its launches have a gate."""
         return sum(part.when is not None for part in self.parts)
@@ -70,17 +79,20 @@ class SequencePlan:
 
     def fits(self, launches: Sequence[Launch], sizes: Mapping[str, int]) -> bool:
         """Whether launches are the same but for the keys of verdicts and for sizes that are read on cards."""
-        if len(launches) != len(self.parts):
+        if any(sizes[name] != value for name, value in self.captured_sizes.items()):
             return False
-        return all(sizes[name] == value for name, value in self.captured_sizes.items()) and all(
-            launch.graph == part.graph and launch.when == part.when and _alike(launch.sets, part.sets)
-            for launch, part in zip(launches, self.parts, strict=True)
-        )
+        # Lists compare what is the same object first: programs give most of it again and again.
+        graphs, whens = [x.graph for x in launches], [x.when for x in launches]
+        plain = [None if i in self.decides else x.sets for i, x in enumerate(launches)]
+        if (graphs, whens, plain) != (self.graphs, self.whens, self.plain):
+            return False
+        self.graphs, self.whens, self.plain = graphs, whens, plain
+        return all(dict(keyless(launches[i].sets)) == self.parts[i].sets for i in self.decides)
 
-
-def _alike(one: Mapping[Flag, Setting], other: Mapping[Flag, Setting]) -> bool:
-    """Whether settings are the same but for the keys of their verdicts."""
-    return one == other or keyless(one) == keyless(other)
+    def verdicts_of(self, launches: Sequence[Launch]) -> list[Verdict]:
+        """Returns the verdicts of launches that fit."""
+        found = [launches[i].sets[flag] for i, flag in self.verdicts]
+        return [each for each in found if isinstance(each, Verdict)]
 
 
 def runs_of(launches: Sequence[Launch]) -> Iterator[list[Launch]]:
@@ -123,9 +135,11 @@ def check_joined(launch: Launch, state: CardState) -> None:
 def sequence_plan(
     launches: Sequence[Launch], sizes: Mapping[str, int], same: Callable[[Graph], Graph], state: CardState
 ) -> SequencePlan:
-    """Returns what is captured of these launches; `same`: returns the graph that stands for its equals."""
+    """Returns what is captured of these launches; `same`: returns the graph that stands for its equals.
+    Raises ValueError as `check_joined`."""
     parts, verdicts = list[Part](), list[tuple[int, Flag]]()
     for i, launch in enumerate(launches):
+        check_joined(launch, state)
         ops = tuple(op.at(sizes) for op in launch.graph.ops)
         others = [flag for flag in flags_of(None, launch.sets) if flag.rank != launch.rank]
         told = (Flag(others[0].name, launch.rank), others[0]) if others else None
@@ -134,9 +148,12 @@ def sequence_plan(
         verdicts += [(i, flag) for flag, x in launch.sets.items() if isinstance(x, Verdict)]
     captured = {name for launch in launches for name in state.captured_sizes(launch.graph)}
     found = {name: sizes[name] for name in sorted(captured)}
+    plan, decides = Plan((), False, None, (), home=launches[0].stream), {i for i, _ in verdicts}
     return SequencePlan(
-        tuple(parts), found, Plan((), False, None, (), home=launches[0].stream), tuple(verdicts)
-    )
+        tuple(parts), found, plan, tuple(verdicts),
+        graphs=[x.graph for x in launches], whens=[x.when for x in launches],
+        plain=[None if i in decides else x.sets for i, x in enumerate(launches)],
+    )  # fmt: skip
 
 
 def nodes(

@@ -59,6 +59,12 @@ class StageQueue:
         if states:
             states[0].restore(found[1])
 
+    def captured(
+        self, lane: RankStream, plan: Plan, which: Hashable, states: Sequence[Any]
+    ) -> tuple[Callable[[], object], Hashable] | None:
+        """Returns the replay of a stage and the first state's key after it, if the stage is captured."""
+        return plan.captured.get(_place(lane, plan, which, tuple([state.key() for state in states])))
+
     def capture(
         self,
         lane: RankStream,
