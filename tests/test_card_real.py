@@ -499,7 +499,7 @@ def test_prices_lie_between_those_of_alike_shapes() -> None:
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("alspec_long_context", r"strategies\[1\].kind: alspec is not run on a card yet"),
+        ("alspec_long_context", r"strategies\[2\].kind: alspec_pipelined is not run on a card yet"),
         ("chat_sessions", r"strategies\[0\].prefix_caching: is not run on a card yet; give false"),
     ],
 )

@@ -152,6 +152,7 @@ class Overheads:
     wait_s: float = _cost("host time of coming back from a wait or a read, s")
     message_s: float = _cost("host time of one send or receive, s")
     gate_s: float = _cost("device time of a kernel that reads its flag and returns, s")
+    flags_s: float = _cost("device time of writing the flags that a launch sets, s")
     in_graph_s: float = _cost("device time of a kernel beyond its price if others stand before it, s")
     in_step_s: float = _cost("the same in steps that serve, s (of a device 0: as in_graph_s)")
 

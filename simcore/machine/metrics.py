@@ -4,7 +4,7 @@ latency of token i    = last mark "token i" of any rank - last mark of token i-1
 critical path         = walked back from that mark: each span began because its cause had ended;
                         the pieces add up to the latency
 time per op kind      = pieces of the critical path, by kind ("host": the host was busy,
-                        "gate": skipped launches, "idle": none of these)
+                        "gate": skipped launches and flags, "idle": none of these)
 attention share       = critical path in attention kernels / latency
 exposed communication = critical path in collectives, exchanges and puts
 tokens/s/user         = 1 / latency of a token

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from simcore.ops.op import Op, Price, SourceKind
 
-State = Literal["run", "collective", "wire", "skipped"]
+State = Literal["run", "collective", "wire", "skipped", "flags"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,8 +249,9 @@ class Trace:
 
 
 def op_events(span: Span) -> Iterator[tuple[str, str, float, float]]:
-    """(name, kind, start_s, end_s) of each op of a span, or of the span itself if it was skipped."""
-    if span.state == "skipped":
+    """(name, kind, start_s, end_s) of each op of a span, or of the span itself if it was skipped or writes
+    flags."""
+    if span.state in ("skipped", "flags"):
         yield span.graph, "gate", span.start_s, span.end_s
         return
     for priced, start, end in span.op_times():

@@ -404,7 +404,7 @@ class Simulation:
             else:
                 cause = yield from self._replay(stream, launch, cause, replay)
             if launch.sets:
-                self._write_flags(launch.sets)
+                cause = yield from self._set(stream, launch, cause, replay)
         stream.free = cause
         launch.ticket.finish(cause)
 
@@ -696,13 +696,28 @@ class Simulation:
 
     def _skip(self, stream: _Stream, launch: Launch, cause: Cause, replay: int) -> CauseSteps:
         start_s = self.env.now
-        seconds = self._kinds[launch.rank].overheads.gate_s * launch.graph.kernels
+        overheads = self._kinds[launch.rank].overheads
+        # What would write flags looks at its gate, too.
+        seconds = overheads.gate_s * launch.graph.kernels + (overheads.flags_s if launch.sets else 0.0)
         if not self.env.try_advance(seconds):
             yield self.env.timeout(seconds)
         id_ = next(self._ids)
         progress = [(start_s, 0.0), (self.env.now, seconds)]
         self._record(id_, launch, stream.name, "skipped", start_s, cause, (), progress, replay)
         return Cause(id_, self.env.now)
+
+    def _set(self, stream: _Stream, launch: Launch, cause: Cause, replay: int) -> CauseSteps:
+        """Writes the flags of a launch that has run, which may take the device some time."""
+        start_s, seconds = self.env.now, self._kinds[launch.rank].overheads.flags_s
+        if seconds > 0.0:
+            if not self.env.try_advance(seconds):
+                yield self.env.timeout(seconds)
+            id_ = next(self._ids)
+            progress = [(start_s, 0.0), (self.env.now, seconds)]
+            self._record(id_, launch, stream.name, "flags", start_s, cause, (), progress, replay)
+            cause = Cause(id_, self.env.now)
+        self._write_flags(launch.sets)
+        return cause
 
     # -- ranks that meet, signals, flags -----------------------------------------------------------
 

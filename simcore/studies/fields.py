@@ -77,6 +77,7 @@ class HostOverheads(Strict):
     wait_s: Seconds | None = _COSTS["wait_s"]
     message_s: Seconds | None = _COSTS["message_s"]
     gate_s: Seconds | None = _COSTS["gate_s"]
+    flags_s: Seconds | None = _COSTS["flags_s"]
     in_graph_s: Seconds | None = _COSTS["in_graph_s"]
     in_step_s: Seconds | None = _COSTS["in_step_s"]
 

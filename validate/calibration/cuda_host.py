@@ -7,6 +7,7 @@
     wait_s          = a wait behind SOME nodes (a host may arrive after ONE is done)
     message_s       = (a loop of send, recv)                      / (2 rounds)
     gate_s          = (a skipped launch of MANY nodes - of ONE)   / (MANY - ONE), by the card's clock
+    flags_s         = a launch that sets a flag - the same without, by the card's clock
 
 The first six come from `rounds`, most of them separated by the card machine's `verbs_of`: a launch of one
 node that was not launched for ROUNDS rounds, like a tile at its position, and a wait; a launch of more nodes,
@@ -110,6 +111,7 @@ def host_costs(api: CudaApi | None = None) -> dict[str, float]:
         "wait_s": median(waits_s),
         "message_s": median(message_s for *_, message_s in turns),
         "gate_s": _gate_s(card),
+        "flags_s": _flags_s(card),
     }
 
 
@@ -170,17 +172,30 @@ def _messages_s(card: Card) -> float:
 
 def _gate_s(card: Card) -> float:
     """Returns the card's time for one more node of a skipped launch."""
-    few_s, many_s = ([_skipped_s(card, _nodes(n)) for _ in range(1 + RUNS)][1:] for n in (ONE, MANY))
+    few_s, many_s = (
+        [_behind_s(card, _nodes(n), skipped=True) for _ in range(1 + RUNS)][1:] for n in (ONE, MANY)
+    )
     return max(0.0, (median(many_s) - median(few_s)) / (MANY - ONE))
 
 
-def _skipped_s(card: Card, graph: Graph) -> float:
-    """Returns the seconds of a launch queued behind another one, so that they include no time of the host."""
+def _flags_s(card: Card) -> float:
+    """Returns the card's time for writing the flag that a launch sets."""
+    plain_s, sets_s = (
+        [_behind_s(card, _nodes(ONE), sets=sets) for _ in range(1 + RUNS)][1:] for sets in (False, True)
+    )
+    return max(0.0, median(sets_s) - median(plain_s))
+
+
+def _behind_s(card: Card, graph: Graph, *, skipped: bool = False, sets: bool = False) -> float:
+    """Returns the seconds of a launch queued behind others, so that they include no time of the host;
+    `skipped`: by its gate, `sets`: it sets a flag."""
 
     def program(m: Machine) -> Program:
-        never = m.flag("never")
+        never, flag = m.flag("never"), m.flag("set")
         for _ in range(3):
-            ticket = m.launch(graph, when=never.nonzero())
+            ticket = m.launch(
+                graph, when=never.nonzero() if skipped else None, sets={flag: 1} if sets else None
+            )
         yield m.wait(ticket)
 
     trace: Trace = card.start().run(program)

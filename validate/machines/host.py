@@ -374,6 +374,7 @@ class RealMachine:
 
     def mark(self, name: str, after: Sequence[Ticket] = ()) -> None:
         """Records the time at which the host is here and the tickets are done."""
+        self._device.settle(self.rank)
         since = self._device.moment(self.rank)
         self._host.watch(f"mark {name!r} of rank {self.rank}", self._mark(name, after, since))
 

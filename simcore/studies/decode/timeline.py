@@ -82,7 +82,7 @@ def _layer_events(trace: Trace, case: Case, layer: int, title: str, outcome: str
                 times = {"start_s": since_s, "end_s": span.start_s}
                 yield {**common, "name": "waiting", "op_kind": "idle", **times, "state": "waiting"}
             last_end_s[span.rank] = span.end_s
-        state = {"skipped": "skipped", "wire": "wire"}.get(span.state, "run")
+        state = {"skipped": "skipped", "flags": "skipped", "wire": "wire"}.get(span.state, "run")
         for name, kind, from_s, to_s in op_events(span):
             times = {"start_s": max(from_s, start_s), "end_s": min(to_s, end_s)}
             if times["end_s"] >= times["start_s"]:
