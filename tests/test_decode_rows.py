@@ -329,6 +329,9 @@ class Overlapped:
     free: bool = True
 
 
+SIMULATED = SimpleNamespace(measured=False)
+
+
 def overlap_gains(bench: Any, case: Overlapped, monkeypatch: pytest.MonkeyPatch) -> list[float | None]:
     monkeypatch.setattr(decode_study, "rival_of", lambda bench, case: None)
     monkeypatch.setattr(decode_study, "_verification_s", lambda bench, case: 0.0)
@@ -344,17 +347,21 @@ def test_what_rounding_leaves_of_two_sums_is_no_gain(
     """Serial steps without the exchange, 0.1 units of time, beside a run of 0.3 units."""
     assert 0.4 - 0.1 - 0.3 != 0.0
     monkeypatch.setattr(decode_study, "_exchange_s", lambda bench, case: 0.1 * unit_s)
-    bench: Any = SimpleNamespace(run=lambda case: result((0.3 if case.overlap else serial) * unit_s))
+    bench: Any = SimpleNamespace(
+        run=lambda case: result((0.3 if case.overlap else serial) * unit_s), hardware=SIMULATED
+    )
     (value,) = overlap_gains(bench, Overlapped(), monkeypatch)
     assert value == (0.0 if gain == 0.0 else pytest.approx(gain * unit_s, rel=1e-6, abs=0.0))
 
 
 def test_only_a_layer_that_two_groups_overlap_has_a_gain(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decode_study, "_exchange_s", lambda bench, case: 0.0)
-    bench: Any = SimpleNamespace(run=lambda case: result(1.0 if case.overlap else 1.5))
+    bench: Any = SimpleNamespace(run=lambda case: result(1.0 if case.overlap else 1.5), hardware=SIMULATED)
     ring = replace(AXES, strategy="alspec_pipelined", groups=3)
     for axes, overlap, gains in ((AXES, True, [0.5]), (AXES, False, []), (ring, True, []), (ring, False, [])):
         assert overlap_gains(bench, Overlapped(axes, overlap=overlap), monkeypatch) == gains
+    bench.hardware = SimpleNamespace(measured=True)
+    assert overlap_gains(bench, Overlapped(AXES, overlap=True), monkeypatch) == []
 
 
 @pytest.mark.parametrize("extra_s", [2e-6, -2e-6])

@@ -638,4 +638,5 @@ def _reference(op: Op, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor,
     return exact[:, 0].to(q.dtype), speculated[:, 0].to(q.dtype), norms
 
 
-SPECULATIVE_ATTENTION = Kernel(by_device(_run, _reference), _reference, inputs)
+# The third result, the norms.
+SPECULATIVE_ATTENTION = Kernel(by_device(_run, _reference), _reference, inputs, in_parts=(2,))

@@ -10,6 +10,9 @@ from simcore.machine.machine import Condition, Flag, Setting, Ticket
 from simcore.machine.trace import PricedOp
 from simcore.ops.op import Graph, Op, Price
 
+# How an op was measured in which its rank waited for others, in a graph with others.
+WAITED = "what a graph of launches takes beyond its ops' times alone: its rank waits for the other group"
+
 
 @dataclass(frozen=True, slots=True)
 class Need:

@@ -81,7 +81,7 @@ class Isolated:
         """Returns prices for the simulated machine; see the head of this file. An op to which none of its
         rules applies is priced by a fit to its kind, or by `otherwise`."""
         times = {op: [point.median_s] for op, point in self.points.items()}
-        times |= {op: list(seconds) for op, seconds in self.in_runs.items() if op.ranks > 1}
+        times |= {op: list(seconds) for op, seconds in self.in_runs.items() if op.ranks > 1 and seconds}
         fitted = prices_of(times, self.floor, otherwise)
 
         @lru_cache(maxsize=1 << 16)

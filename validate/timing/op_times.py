@@ -9,6 +9,7 @@ from simcore.devices.making import Point
 from simcore.devices.price import launches_and_floor
 from simcore.machine.trace import Trace
 from simcore.ops.op import Op, Roofline
+from simcore.validate.machines.launches import WAITED
 
 
 def plain(op: Op) -> Op:
@@ -17,13 +18,16 @@ def plain(op: Op) -> Op:
 
 
 def op_times(traces: Iterable[Trace]) -> dict[Op, list[float]]:
-    """Returns the seconds of each op in real runs, by the op without place and name. Leaves out warm-up
-    launches; skipped launches have no ops."""
+    """Returns the seconds of each op in real runs, by the op without place and name; none of ops of which
+    nobody knows how long others were waited for in them. Leaves out warm-up launches; skipped launches have
+    no ops."""
     found: dict[Op, list[float]] = {}
     for trace in traces:
         for span in trace.spans:
             for priced in span.ops if span.launch >= trace.warmup_launches else ():
-                found.setdefault(plain(priced.op), []).append(priced.price.seconds)
+                seconds = found.setdefault(plain(priced.op), [])
+                if priced.price.detail != WAITED:
+                    seconds.append(priced.price.seconds)
     return found
 
 

@@ -46,7 +46,7 @@ def timeline(bench: Bench, shown: Case) -> list[dict[str, Any]]:
         hits = Hits(0.5, ((1.0, pattern),), False, "")
         bench_case = replace(shown, hits=hits, axes=replace(shown.axes, hit_rate=0.5))
         trace = bench.trace(bench_case)
-        if all(span.graph != "exchange" for span in trace.spans):
+        if trace.spans and all(span.graph != "exchange" for span in trace.spans):
             # Where a token is one graph, nobody knows when its parts began.
             return []
         for outcome in outcomes:

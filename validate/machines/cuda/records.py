@@ -10,7 +10,8 @@ A span starts when the last thing that it waited for has ended, if that was afte
 card's time between two graphs is then part of the later graph, as its time between two nodes is part of an
 op's measured time. Otherwise a span starts when the host had queued it, or when the card came to it after
 that; its host caused the time before. A graph's time is shared out among several ops in proportion to their
-times alone (`weight`).
+times alone (`weight`). Where several launches are one graph, a rank may wait in it for most of its time: what
+is more than the times alone is shared out among the exchanges of priorities.
 
 Records refer to each other, so none of these classes has a repr: a traceback would print each record with all
 records before it, over and over.
@@ -26,7 +27,7 @@ from simcore.ops.op import Graph, Op, Pricer, Publication, Roofline
 from simcore.sim.host import latest
 from simcore.validate.machines.cuda.cuda_api import CudaApi
 from simcore.validate.machines.cuda.memory import StreamLog
-from simcore.validate.machines.launches import Launch, TorchTicket, measured
+from simcore.validate.machines.launches import WAITED, Launch, TorchTicket, measured
 
 # Events further apart than this are timed from an event in between: the driver has single precision.
 NEAR_S = 0.25
@@ -34,6 +35,8 @@ NEAR_S = 0.25
 TICK_S = 2e-6
 # Ops, each with its share of a time, and the sum of their floors.
 Shares = tuple[tuple[tuple[Op, float], ...], float]
+# The kind of op in which the groups of a speculation meet.
+EXCHANGE = "exchange_priority"
 SHARED, ALONE = "its share of a graph's time", "a graph of this op alone"
 
 
@@ -188,9 +191,17 @@ class SharedOut:
         found: Shares = self._known[key]
         return found
 
-    def together(self, graphs: Sequence[Graph], sizes: Mapping[str, int]) -> Shares:
-        """Returns the shares of all ops of several graphs."""
-        return self.between([op for graph in graphs for op in self._bound(graph, sizes)])
+    def together(self, graphs: Sequence[Graph], sizes: Mapping[str, int], took_s: float) -> Shares:
+        """Returns the shares of all ops of several graphs, captured as one that took `took_s`."""
+        ops = [op for graph in graphs for op in self._bound(graph, sizes)]
+        bare = [op.without_place for op in ops]
+        alone_s = [max(0.0, self.weight(op).seconds) for op in bare]
+        meets = sum(op.kind == EXCHANGE for op in ops)
+        waited_s = max(0.0, took_s - sum(alone_s)) / max(1, meets)
+        each_s = [s + (waited_s if op.kind == EXCHANGE else 0.0) for op, s in zip(ops, alone_s, strict=True)]
+        total_s, floor_s = sum(each_s), sum(self.roofline(op).seconds for op in bare)
+        shares = [s / total_s if total_s > 0.0 else 1.0 / len(ops) for s in each_s]
+        return tuple(zip(ops, shares, strict=True)), floor_s
 
     def _bound(self, graph: Graph, sizes: Mapping[str, int]) -> tuple[Op, ...]:
         key = ("bound", id(self.same(graph)), tuple(sizes.items()))
@@ -339,7 +350,7 @@ class Resolver:
             return self.shared.between([record.publication.put])
         if record.parts:
             ran = [graph for graph, gate in record.parts if gate is None or gate[0].at(gate[1])]
-            return self.shared.together(ran, record.sizes)
+            return self.shared.together(ran, record.sizes, record.end_s - record.start_s)
         return self.shared.of(record.launch.graph, record.first, record.count, record.sizes)
 
     def _floor_s(self, record: Record) -> float:
@@ -351,4 +362,10 @@ class Resolver:
         detail = ALONE if len(ops) == 1 else SHARED
         # A share is not its op's own time: the time of all ops is compared with the sum of their floors.
         floor_s = floor_s if record.state == "run" else 0.0
-        return tuple([measured(op, took_s * share, detail, floor_s * share) for op, share in ops])
+        waits = EXCHANGE if record.parts else None
+        return tuple(
+            [
+                measured(op, took_s * share, WAITED if op.kind == waits else detail, floor_s * share)
+                for op, share in ops
+            ]
+        )
