@@ -22,8 +22,8 @@ class Kernel(NamedTuple):
 
     `run(op, *tensors)` is executed and timed; constants of a model may follow the tensors. `reference`
     computes the same in plain torch, in any floating dtype (in float64 it is the truth). `inputs` makes
-    random tensors of the op's shape. `in_parts`: the results that are parts of sums, along the last dimension:
-    the reference may make other parts of them.
+    random tensors of the op's shape. `in_parts`: the results that are parts of sums, along the last
+    dimension: the reference may make other parts of them.
     """
 
     run: Run
