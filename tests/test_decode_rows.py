@@ -633,8 +633,9 @@ def test_the_case_with_most_of_everything_is_shown_and_one_of_two_groups_before_
 
 
 def test_a_layer_is_shown_from_the_first_rank_s_exchange_to_the_end_of_the_last_one_s_next() -> None:
-    def span(rank: int, name: str, start_s: float, end_s: float, stream: str = "main") -> Span:
-        state: State = "skipped"
+    def span(
+        rank: int, name: str, start_s: float, end_s: float, stream: str = "main", state: State = "skipped"
+    ) -> Span:
         cause = Cause(None, start_s)
         return Span(next(ids), 0, rank, stream, name, state, start_s, start_s, end_s, cause, (), (), ())
 
@@ -642,6 +643,8 @@ def test_a_layer_is_shown_from_the_first_rank_s_exchange_to_the_end_of_the_last_
     spans = [
         span(0, "before", 0.0, 1.0),
         span(0, "exchange", 1.0, 2.0),
+        # No exchange, but the flags that it sets.
+        span(0, "exchange", 2.0, 2.0, state="flags"),
         span(0, "attend", 2.0, 5.0),
         span(0, "exchange", 7.0, 8.0),
         span(0, "after", 8.0, 9.0),
@@ -658,6 +661,7 @@ def test_a_layer_is_shown_from_the_first_rank_s_exchange_to_the_end_of_the_last_
     shown = sorted((e["rank"], e["start_s"], e["end_s"], e["name"], e["group"], e["tensor"]) for e in events)
     assert shown == [
         (0, 1.0, 2.0, "exchange", 0, 0),
+        (0, 2.0, 2.0, "exchange", 0, 0),
         (0, 2.0, 5.0, "attend", 0, 0),
         (0, 5.0, 7.0, "waiting", 0, 0),
         (0, 7.0, 8.0, "exchange", 0, 0),

@@ -59,7 +59,7 @@ def timeline(bench: Bench, shown: Case) -> list[dict[str, Any]]:
 def _layer_events(trace: Trace, case: Case, layer: int, title: str, outcome: str) -> Iterator[dict[str, Any]]:
     exchanges: dict[int, list[Span]] = defaultdict(list)
     for span in trace.spans:
-        if span.graph == "exchange":
+        if span.graph == "exchange" and span.state != "flags":
             exchanges[span.rank].append(span)
     start_s = min(spans[layer].start_s for spans in exchanges.values())
     end_s = max(spans[layer + 1].end_s for spans in exchanges.values())
