@@ -444,6 +444,35 @@ def test_a_launch_that_does_not_hold_costs_a_gate_a_kernel_and_waits_for_no_sign
     machine.logs(trace, [(0, "main", "g", "skipped", 0, 3), (0, "main", "a", "run", 3, 5)])
 
 
+def test_flags_that_a_launch_sets_take_its_device_some_time() -> None:
+    """Behind its ops, or behind a gate that it does not pass. Ranks read each other's flags all the same, as
+    they were when both met."""
+
+    def alone(m: Machine) -> Program:
+        flag = m.flag("f")
+        m.launch(A, sets={flag: 1})
+        m.launch(A, when=flag.zero(), sets={flag: 7})
+        yield m.wait(m.launch(A))
+        assert (yield m.read(flag, m.launch(A))) == 1
+
+    trace = simulated(alone, overheads=Overheads(gate_s=0.01, flags_s=0.005))
+    spans = [(span.state, span.start_s, span.end_s) for span in trace.spans[:4]]
+    assert [state for state, *_ in spans] == ["run", "flags", "skipped", "run"]
+    took_s = [end_s - start_s for _, start_s, end_s in spans]
+    assert took_s == pytest.approx([took_s[0], 0.005, 0.015, took_s[0]])
+    assert [start_s for _, start_s, _ in spans[1:]] == pytest.approx([end_s for *_, end_s in spans[:3]])
+    laws.enforce(trace)
+
+    def together(m: Machine) -> Program:
+        mine, theirs = m.flag("p", initial=m.rank), m.flag("p", rank=1 - m.rank)
+        above = m.flag("above")
+        meets = Graph("meet", (meet("x", 1, 2),))
+        yield m.wait(m.launch(meets, sets={above: mine.above(theirs), mine: 1 - m.rank}))
+        assert (yield m.read(above, m.launch(A))) == m.rank
+
+    laws.enforce(simulated(together, mesh={"tensor": 2}, overheads=Overheads(flags_s=0.005)))
+
+
 def test_a_skipped_launch_takes_the_gate_of_each_kernel() -> None:
     """Of an op that stands for three kernels, three."""
     parts = toys("parts", 1, 1, 1).ops

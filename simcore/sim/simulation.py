@@ -697,7 +697,7 @@ class Simulation:
     def _skip(self, stream: _Stream, launch: Launch, cause: Cause, replay: int) -> CauseSteps:
         start_s = self.env.now
         overheads = self._kinds[launch.rank].overheads
-        # What would write flags looks at its gate, too.
+        # What writes flags comes to the device all the same.
         seconds = overheads.gate_s * launch.graph.kernels + (overheads.flags_s if launch.sets else 0.0)
         if not self.env.try_advance(seconds):
             yield self.env.timeout(seconds)
@@ -707,7 +707,9 @@ class Simulation:
         return Cause(id_, self.env.now)
 
     def _set(self, stream: _Stream, launch: Launch, cause: Cause, replay: int) -> CauseSteps:
-        """Writes the flags of a launch that has run, which may take the device some time."""
+        """Writes the flags of a launch that has run, from the values at its end; that may take its device
+        some time."""
+        values = {flag: self._evaluate(setting) for flag, setting in launch.sets.items()}
         start_s, seconds = self.env.now, self._kinds[launch.rank].overheads.flags_s
         if seconds > 0.0:
             if not self.env.try_advance(seconds):
@@ -716,7 +718,7 @@ class Simulation:
             progress = [(start_s, 0.0), (self.env.now, seconds)]
             self._record(id_, launch, stream.name, "flags", start_s, cause, (), progress, replay)
             cause = Cause(id_, self.env.now)
-        self._write_flags(launch.sets)
+        self.flags.update(values)
         return cause
 
     # -- ranks that meet, signals, flags -----------------------------------------------------------
@@ -807,9 +809,6 @@ class Simulation:
     def value_of(self, flag: Flag) -> int:
         """The value of a flag now; 0 if it was never set."""
         return self.flags.get(flag, 0)
-
-    def _write_flags(self, sets: Mapping[Flag, Setting]) -> None:
-        self.flags.update({flag: self._evaluate(setting) for flag, setting in sets.items()})
 
     def _evaluate(self, setting: Setting) -> int:
         if isinstance(setting, Condition):

@@ -179,7 +179,8 @@ def _gate_s(card: Card) -> float:
 
 
 def _flags_s(card: Card) -> float:
-    """Returns the card's time for writing the flag that a launch sets."""
+    """Returns the card's time for writing the flag that a launch sets, by the kernel of ranks that share
+    their flags; ranks on cards of their own have one that also evaluates the next gate."""
     plain_s, sets_s = (
         [_behind_s(card, _nodes(ONE), sets=sets) for _ in range(1 + RUNS)][1:] for sets in (False, True)
     )

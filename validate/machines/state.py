@@ -101,6 +101,11 @@ class CardState(State, Protocol):
         del signal
         return False
 
+    def tells(self, op: Op) -> bool:
+        """Whether joined ranks tell each other of a flag in this op (`current_told`)."""
+        del op
+        return False
+
     def execute_all(self, ops: Sequence[Op]) -> None:
         """Runs local ops, one behind the other; some states run several of them by one kernel."""
         for op in ops:

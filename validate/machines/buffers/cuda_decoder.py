@@ -46,7 +46,7 @@ from simcore.validate.machines.buffers.decoder import (
 )
 from simcore.validate.machines.buffers.meeting import Meeting, Waiting, meeting
 from simcore.validate.machines.buffers.pairing import Pairing, Speculating, pairing
-from simcore.validate.machines.state import CardState, Told, current_told, torch_dtype
+from simcore.validate.machines.state import CardState, current_told, torch_dtype
 
 CONTEXT = "context"
 # A sum, the residual that it is added to, and the norm of that: one launch of ranks that meet by kernels.
@@ -104,7 +104,6 @@ class CardDecoderState(CardState):
         capacity = k[0].shape[2]
         self.device = device = k[0].device
         self._meeting, self.joined = meeting, meeting is not None or pairing is not None
-        self._told: Told | None = None
         who = f"a rank with part {part} on {device}"
         self._waiting = Waiting(torch.zeros(1, dtype=torch.int32, device=device), who)
         self.lengths = torch.zeros(len(ids), dtype=torch.int32, device=device)
@@ -166,6 +165,10 @@ class CardDecoderState(CardState):
     def carries(self, signal: str) -> bool:
         """Attention itself writes what is speculated into the memory of the rank that waits for it."""
         return signal == SPECULATED and self._speculating is not None
+
+    def tells(self, op: Op) -> bool:
+        """Groups tell each other of their priority in an exchange."""
+        return op.kind == "exchange_priority"
 
     def device_sizes(self, graph: Graph) -> frozenset[str]:
         """Returns the context, if the graph depends on it."""
@@ -259,8 +262,7 @@ class CardDecoderState(CardState):
         return self._speculating
 
     def _exchange(self, op: Op, gate: Tensor | None) -> None:
-        # Where nobody reads the priority of the other group, it still says who holds x.
-        self._told = told = current_told() or self._told
+        told = current_told()
         if gate is not None or told is None:
             raise ValueError(f"--on cuda: {op.kind} {op.name} tells a flag, and has no gate")
         # Behind the last layer K and V are told once more.

@@ -12,7 +12,8 @@
 
 Ranks are streams of one card, or have a card each. All hosts share one thread, so the order of queueing is
 known: a launch that has to wait for work that is not queued yet (the last rank of a collective, a ticket's
-launch) is held back on the host until that work is queued.
+launch) is held back on the host until that work is queued. Ranks that meet by kernels have one stream each,
+and a thread that queues its graphs.
 
 A stage that comes for the first time is launched by Python and then captured: a first run of a program does
 that, and its times do not count (`fresh` counts the stages that it captured). Such a run may be a rehearsal,
@@ -49,6 +50,7 @@ from simcore.validate.machines.cuda.plan import Plan, Stage, plan_key, stages
 from simcore.validate.machines.cuda.records import Clocks, HostMoment, Record, Resolver, SharedOut, Taken
 from simcore.validate.machines.cuda.sequences import (
     SequencePlan,
+    check_joined,
     memories,
     nodes,
     runs_of,
@@ -220,7 +222,7 @@ class CardRun(Device):
         # Launches of joined ranks that are kept until their host waits or begins others.
         self._together: dict[int, list[Launch]] = {}
         # Sequences of joined ranks on their way to the cards: what queues them, launches, records of lanes.
-        self._sending: deque[tuple[list[Future[float]], Sequence[Launch], list[Record]]] = deque()
+        self._sending: list[tuple[list[Future[float]], Sequence[Launch], list[Record]]] = []
         # The values of tensors that hold sizes, by address.
         self._sizes: dict[int, int] = {}
         # How long the last replay of a graph took on a stream of a rank. Where it takes another time the next
@@ -282,7 +284,8 @@ class CardRun(Device):
             resolver.mark(rank, name, moments)
 
     def _check(self) -> None:
-        """Raises DeadlockError if a wait for a signal took too long."""
+        """Raises DeadlockError if a wait on a card took too long: for a signal, or of joined ranks for each
+        other."""
         if code := self.memory.failed:
             self.api.synchronize()
             raise DeadlockError(f"nothing can happen any more: {self.card.takers[code - 1]}")
@@ -344,7 +347,9 @@ class CardRun(Device):
                 memory.seen[memory.slot(flag)] = initial
                 own = self.card.own[self.states[rank].device]
                 self.api.run(own, partial(fill, word, initial))
-                memory.written, memory.writing = memory.written + 1, self.api.record(own)
+                # In this order: the threads of lanes look at them.
+                memory.writing = self.api.record(own)
+                memory.written += 1
 
     def value_of(self, flag: Flag) -> int:
         """Returns the value that a flag had when the last kernel that wrote it had ended."""
@@ -369,7 +374,10 @@ class CardRun(Device):
         self._since.clear()
 
     def take(self, signal: SignalTicket) -> Steps:
-        """Takes a publication on the card, on a stream only for that; returns which one."""
+        """Takes a publication on the card, on a stream only for that; returns which one. Raises ValueError
+        for ranks whose kernels publish and await signals by themselves."""
+        if self.states[signal.waiter].joined:
+            raise ValueError(f"--on cuda: the host of a rank on a card of its own cannot await {signal.name}")
         key = (signal.name, signal.source, signal.waiter)
         if not self._has_come(key):
             yield Need(partial(self._has_come, key))
@@ -396,6 +404,7 @@ class CardRun(Device):
         launch.since = self._since.get(launch.rank)
         self._submitted.append(launch)
         if self.states[launch.rank].joined:
+            check_joined(launch, self.states[launch.rank])
             self._together.setdefault(launch.rank, []).append(launch)
             return
         stream = self._stream(launch.rank, launch.stream)
@@ -434,7 +443,7 @@ class CardRun(Device):
             record = Record(
                 next(self._ids), first, lane.rank, first.stream, "run", 0, 0, len(plan.parts[0].ops), sizes,
                 0.0, 0.0, None, waited=waited, gate=gates[0] if len(gates) == 1 else None,
-                parts=parts if len(parts) > 1 else (),
+                parts=parts,
             )  # fmt: skip
             records.append(record)
             captured = self._stages.captured(lane, plan.plan, "sequence", [lane.state])
@@ -457,29 +466,26 @@ class CardRun(Device):
         with torch.inference_mode():
             record.queued_from_s, record.earlier, launch = self.now(), lane.last, record.launch
             self._make_ready(lane, launch, record.sizes, first=False)
-            self._await(lane, record.waited)
             record.before = self.api.record(lane.stream)
             queue()
             record.queued_at_s = self.now()
             record.after = lane.tail = self.api.record(lane.stream)
             lane.last = record
-            if lane.rank == launch.rank:
-                launch.queued_at_s = record.queued_at_s
             return self.now() - record.queued_from_s
 
     def _finish_sent(self) -> bool:
         """Finishes launches that are queued on all their lanes. Returns whether there were any."""
-        went_on = False
-        while self._sending and all(each.done() for each in self._sending[0][0]):
-            sent, launches, records = self._sending.popleft()
+        ended = [one for one in self._sending if all(each.done() for each in one[0])]
+        for sent, launches, records in ended:
             took_s = [each.result() for each in sent]
             # A launch takes as long as that of its first rank.
             launches[0].took_s += took_s[0] if took_s else 0.0
             for launch in launches:
                 launch.ticket.replays += 1
                 launch.ticket.queued(records)
-            went_on = True
-        return went_on
+        if ended:
+            self._sending = [one for one in self._sending if one not in ended]
+        return bool(ended)
 
     def _sent_all(self) -> None:
         """Waits until all that is sent is queued."""
@@ -495,7 +501,7 @@ class CardRun(Device):
         known = self.card.sequences[key]
         found = next((plan for plan in known if plan.fits(launches, sizes)), None)
         if found is None:
-            found = sequence_plan(launches, sizes, self.card.same, stream.lanes[0].state)
+            found = sequence_plan(launches, sizes, self.card.same, stream.lanes[0].state, self.mesh)
             known.append(found)
         return found
 
@@ -709,8 +715,10 @@ class CardRun(Device):
             api.wait(lane.stream, memory.writing)
             lane.flags_seen = memory.written
         tensors = lane.state.sizes(lane.name)
-        # Launches behind one of a joined rank may read sizes that its own graph does not.
-        device_sizes = tensors.keys() & sizes if lane.state.joined else lane.state.device_sizes(launch.graph)
+        device_sizes, counts = lane.state.device_sizes(launch.graph), not launch.took_s
+        if lane.state.joined:
+            # Launches captured with this one may read sizes that its own graph does not.
+            device_sizes, counts = frozenset(tensors.keys() & sizes), lane.rank == launch.rank
         if device_sizes:
             for name in device_sizes:
                 value, tensor = sizes[name], tensors[name]
@@ -719,7 +727,7 @@ class CardRun(Device):
                     begun_s = self.now()
                     api.run(lane.stream, partial(fill, tensor, value))
                     self._sizes[place] = value
-                    if lane.rank == launch.rank if lane.state.joined else not launch.took_s:
+                    if counts:
                         launch.size_write_s += self.now() - begun_s
                         # Only the leader's are counted: the time covers all ranks in lockstep.
                         launch.sizes_written += lane.rank == launch.rank

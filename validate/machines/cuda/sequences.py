@@ -16,12 +16,13 @@ from typing import Any
 
 from torch import Tensor
 
-from simcore.machine.machine import Condition, Flag, Setting, Verdict
+from simcore.machine import mesh as layout
+from simcore.machine.machine import MAIN, Condition, Flag, Setting, Verdict
 from simcore.ops.op import Graph, Op
 from simcore.validate.machines.cuda.cuda_api import CudaApi
 from simcore.validate.machines.cuda.flag_kernels import Settings, flags_of, keyless, settings
 from simcore.validate.machines.cuda.memory import Memory, StreamLog
-from simcore.validate.machines.cuda.parts import RankStream
+from simcore.validate.machines.cuda.parts import CardTicket, RankStream
 from simcore.validate.machines.cuda.plan import Plan
 from simcore.validate.machines.cuda.stages import executed
 from simcore.validate.machines.launches import Launch
@@ -79,7 +80,7 @@ class SequencePlan:
 
     def fits(self, launches: Sequence[Launch], sizes: Mapping[str, int]) -> bool:
         """Whether launches are the same but for the keys of verdicts and for sizes that are read on cards."""
-        if any(sizes[name] != value for name, value in self.captured_sizes.items()):
+        if any(sizes.get(name) != value for name, value in self.captured_sizes.items()):
             return False
         # Lists compare what is the same object first: programs give most of it again and again.
         graphs, whens = [x.graph for x in launches], [x.when for x in launches]
@@ -118,31 +119,52 @@ def sizes_of(launches: Sequence[Launch]) -> dict[str, int]:
 
 def check_joined(launch: Launch, state: CardState) -> None:
     """Raises ValueError for a launch that ranks which meet by kernels do not run."""
-    at = f"--on cuda: graph {launch.graph.name}"
-    if launch.repeat != 1 or launch.batch is not None:
-        raise ValueError(f"{at}: ranks on cards of their own repeat no launches, and serve nothing")
-    if others := [signal.name for signal in launch.signals if not state.carries(signal.name)]:
-        raise ValueError(f"{at}: no kernel of its ranks awaits the signal {others[0]}")
+    usual = launch.repeat == 1 and launch.batch is None and launch.stream == MAIN
+    if not usual or not all(isinstance(ticket, CardTicket) for ticket in launch.after):
+        raise ValueError(
+            f"{_at(launch)}: ranks on cards of their own have one stream, repeat no launches, wait for no"
+            " host loop, and serve nothing"
+        )
+    for signal in launch.signals:
+        if not state.carries(signal.name):
+            raise ValueError(f"{_at(launch)}: no kernel of its ranks awaits the signal {signal.name}")
+
+
+def _at(launch: Launch) -> str:
+    return f"--on cuda: graph {launch.graph.name}"
+
+
+def _told(launch: Launch, state: CardState, mesh: layout.Mesh) -> tuple[Flag, Flag] | None:
+    """Returns a rank's flag of which it tells another in a launch, and the other's, which the launch reads;
+    None if it reads none. Raises ValueError for flags that nobody tells, and for signals that nobody
+    sends."""
+    at = _at(launch)
     if others := [each.signal for each in launch.graph.publishes if not state.carries(each.signal)]:
         raise ValueError(f"{at}: no kernel of its ranks publishes the signal {others[0]}")
-    read = {flag for flag in flags_of(launch.when, {}) if flag.rank != launch.rank}
-    told = {flag for flag in flags_of(None, launch.sets) if flag.rank != launch.rank}
-    if read or (told and not launch.graph.meets) or len(told) > 1:
-        name = next(iter(read | told)).name
-        raise ValueError(f"{at}: reads flag {name} of a rank that tells it nothing meanwhile")
+    read = [flag for flag in flags_of(launch.when, {}) if flag.rank != launch.rank]
+    told = list(dict.fromkeys(flag for flag in flags_of(None, launch.sets) if flag.rank != launch.rank))
+    meets = [op for op in launch.graph.ops if state.tells(op)]
+    known = [rank for op in meets for rank in layout.members(mesh, launch.rank, op.axis)]
+    if wrong := [*read, *told[1:], *(flag for flag in told if flag.rank not in known)]:
+        raise ValueError(f"{at}: reads flag {wrong[0].name} of a rank that does not tell it meanwhile")
+    return (Flag(told[0].name, launch.rank), told[0]) if told else None
 
 
 def sequence_plan(
-    launches: Sequence[Launch], sizes: Mapping[str, int], same: Callable[[Graph], Graph], state: CardState
+    launches: Sequence[Launch],
+    sizes: Mapping[str, int],
+    same: Callable[[Graph], Graph],
+    state: CardState,
+    mesh: layout.Mesh,
 ) -> SequencePlan:
     """Returns what is captured of these launches; `same`: returns the graph that stands for its equals.
-    Raises ValueError as `check_joined`."""
+    Raises ValueError as `_told`."""
     parts, verdicts = list[Part](), list[tuple[int, Flag]]()
+    told: tuple[Flag, Flag] | None = None
     for i, launch in enumerate(launches):
-        check_joined(launch, state)
+        # Ranks that meet where none reads the other's flag still tell each other of that told last.
+        told = _told(launch, state, mesh) or told
         ops = tuple(op.at(sizes) for op in launch.graph.ops)
-        others = [flag for flag in flags_of(None, launch.sets) if flag.rank != launch.rank]
-        told = (Flag(others[0].name, launch.rank), others[0]) if others else None
         sets = dict(keyless(launch.sets))
         parts.append(Part(same(launch.graph), ops, launch.when, sets, len(verdicts), told))
         verdicts += [(i, flag) for flag, x in launch.sets.items() if isinstance(x, Verdict)]
