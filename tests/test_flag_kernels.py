@@ -88,6 +88,42 @@ def test_launches_decide_as_plain_python_does(seed: int) -> None:
     assert int(theirs.stream.cursor[0]) > 0
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_launches_of_one_graph_decide_as_plain_python_does(seed: int) -> None:
+    """Each between writes the flags of the launch before, with verdicts held since the graph began, and
+    evaluates the gate of the next."""
+    random, mine = Random(seed), Memory()
+    for verdict in range(64):
+        mine.stream.given[verdict] = random.randrange(2)
+    theirs, python = mine.copy(), FakeVerbs()
+    for _ in range(3 if not CUDA else 6):
+        launches = [
+            (
+                random.choice([None, condition(random)]),
+                {flag: drawn_setting(random) for flag in random.sample(FLAGS, random.randrange(4))},
+            )
+            for _ in range(3)
+        ]
+        verdicts = [sum(isinstance(x, Verdict) for x in sets.values()) for _, sets in launches]
+        for memory, verbs in ((mine, flag_kernels), (theirs, python)):
+            flags, seen, *_ = memory.given
+            device = DEVICE if memory is mine else "cpu"
+            held = torch.full((sum(verdicts),), 9, dtype=torch.int32, device=device)
+            if len(held):
+                verbs.hold(memory.stream, held)  # type: ignore[attr-defined]
+            found, gated, first = None, False, 0
+            for number, (when, sets) in enumerate([*launches, (None, {})]):
+                verbs.between(  # type: ignore[attr-defined]
+                    flags, seen, memory.stream, SLOTS, found=found, gated=gated,
+                    held=held if len(held) else None, first=first, condition=when,
+                )  # fmt: skip
+                rows = partial(torch.tensor, dtype=torch.int32, device=device)
+                found, gated = settings(sets, SLOTS, rows) if sets else None, when is not None
+                first = sum(verdicts[:number])
+        mine.same_as(theirs)
+    assert int(theirs.stream.cursor.sum()) > 0
+
+
 def test_a_signal_that_does_not_come_is_given_up() -> None:
     memory = Memory()
     flags, _, counters, error = memory.given

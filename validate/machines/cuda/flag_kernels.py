@@ -124,21 +124,9 @@ def publish(published: Tensor, gate: Tensor | None) -> None:
 
 
 @triton.jit
-def _write_flags_kernel(
-    flags_ptr, seen_ptr, gate_ptr, cursor_ptr, given_ptr, rows_ptr, count,
-    GATED: tl.constexpr, VERDICTS: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr,
-):  # fmt: skip
-    """A row: target, kind, comparison or verdict's number, left or yes or number, right or no, unused."""
-    place = 0
-    if VERDICTS > 0:
-        # The verdicts of a skipped launch are passed over.
-        place = tl.load(cursor_ptr + 1)
-        tl.store(cursor_ptr + 1, place + VERDICTS)
-    open_ = 1
-    if GATED:
-        open_ = tl.load(gate_ptr)
-    if open_ == 0:
-        return
+def _write(flags_ptr, seen_ptr, said_ptr, rows_ptr, count, COLUMNS: tl.constexpr, ROWS: tl.constexpr):
+    """Writes flags by rows; verdict n is at said_ptr + n. A row: target, kind, comparison or number of the
+    verdict, left or yes or number, right or no, unused."""
     row = tl.arange(0, ROWS)
     inside = row < count
     at = rows_ptr + row * COLUMNS
@@ -153,14 +141,29 @@ def _write_flags_kernel(
     right = tl.where(what == 1, right, other)
     holds = ((how == 1) & (left == right)) | ((how == 2) & (left != right)) | ((how == 3) & (left > right))
     value = tl.where(compares, holds.to(tl.int32), one)
-    if VERDICTS > 0:
-        is_verdict = inside & (what == 3)
-        said = tl.load(given_ptr + place + how, mask=is_verdict, other=0, volatile=True)
-        value = tl.where(is_verdict & (said == 0), other, value)
+    is_verdict = inside & (what == 3)
+    said = tl.load(said_ptr + how, mask=is_verdict, other=0, volatile=True)
+    value = tl.where(is_verdict & (said == 0), other, value)
     # All reads come before any write.
     tl.debug_barrier()
     tl.store(flags_ptr + target, value, mask=inside)
     tl.store(seen_ptr + target, value, mask=inside)
+
+
+@triton.jit
+def _write_flags_kernel(
+    flags_ptr, seen_ptr, gate_ptr, cursor_ptr, given_ptr, rows_ptr, count,
+    GATED: tl.constexpr, VERDICTS: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    place = 0
+    if VERDICTS > 0:
+        # The verdicts of a skipped launch are passed over.
+        place = tl.load(cursor_ptr + 1)
+        tl.store(cursor_ptr + 1, place + VERDICTS)
+    open_ = 1
+    if GATED:
+        open_ = tl.load(gate_ptr)
+    _write(flags_ptr, seen_ptr, given_ptr + place, rows_ptr, tl.where(open_ != 0, count, 0), COLUMNS, ROWS)
 
 
 @triton.jit(do_not_specialize=["count"])
@@ -185,8 +188,7 @@ def _between_kernel(
     WRITES: tl.constexpr, GATED: tl.constexpr, COMPARISON: tl.constexpr, WITH_FLAG: tl.constexpr,
     COLUMNS: tl.constexpr, ROWS: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
-    """Rows as in `_write_flags_kernel`; a verdict's number counts from held's place `first` on. COMPARISON 0:
-    no gate follows."""
+    """A verdict's number counts from held's place `first` on. COMPARISON 0: no gate follows."""
     if CHAINED:
         gdc_wait()
         gdc_launch_dependents()
@@ -194,35 +196,16 @@ def _between_kernel(
         open_ = 1
         if GATED:
             open_ = tl.load(gate_ptr)
-        row = tl.arange(0, ROWS)
-        inside = (row < count) & (open_ != 0)
-        at = rows_ptr + row * COLUMNS
-        target = tl.load(at, mask=inside, other=0)
-        what = tl.load(at + 1, mask=inside, other=0)
-        how = tl.load(at + 2, mask=inside, other=0)
-        one = tl.load(at + 3, mask=inside, other=0)
-        other = tl.load(at + 4, mask=inside, other=0)
-        compares = inside & ((what == 1) | (what == 2))
-        left_ = tl.load(flags_ptr + one, mask=compares, other=0, volatile=True)
-        right_ = tl.load(flags_ptr + other, mask=inside & (what == 1), other=0, volatile=True)
-        right_ = tl.where(what == 1, right_, other)
-        holds = ((how == 1) & (left_ == right_)) | ((how == 2) & (left_ != right_))
-        holds = holds | ((how == 3) & (left_ > right_))
-        value = tl.where(compares, holds.to(tl.int32), one)
-        is_verdict = inside & (what == 3)
-        said = tl.load(held_ptr + first + how, mask=is_verdict, other=0)
-        value = tl.where(is_verdict & (said == 0), other, value)
-        # All reads come before any write.
-        tl.debug_barrier()
-        tl.store(flags_ptr + target, value, mask=inside)
-        tl.store(seen_ptr + target, value, mask=inside)
+        rows = tl.where(open_ != 0, count, 0)
+        _write(flags_ptr, seen_ptr, held_ptr + first, rows_ptr, rows, COLUMNS, ROWS)
+        # The gate is evaluated from what was written.
         tl.debug_barrier()
     if COMPARISON > 0:
-        one_ = tl.load(flags_ptr + left, volatile=True)
-        other_ = right
+        one = tl.load(flags_ptr + left, volatile=True)
+        other = right
         if WITH_FLAG:
-            other_ = tl.load(flags_ptr + right, volatile=True)
-        open_next = _compared(one_, other_, COMPARISON).to(tl.int32)
+            other = tl.load(flags_ptr + right, volatile=True)
+        open_next = _compared(one, other, COMPARISON).to(tl.int32)
         place = tl.load(cursor_ptr)
         tl.store(gate_ptr, open_next)
         tl.store(log_ptr + place, open_next)

@@ -1,7 +1,7 @@
 """The real machine on a CUDA card: the same programs as on the simulated one, in captured graphs on streams.
 
     launch       cut into stages (`plan.py`), each captured once and replayed; of ranks that meet by kernels,
-                 all that a host gives before it waits as one graph (`sequences.py`)
+                 all that a host gives before it waits as one graph (`joined.py`, `sequences.py`)
     after        its stream waits for an event
     when, sets   kernels of one program (`flag_kernels`)
     signal       a counter on the card; a kernel spins until it can take the publication
@@ -28,7 +28,6 @@ import itertools
 import sys
 from collections import defaultdict, deque
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from functools import partial
 from statistics import fmean
@@ -44,19 +43,12 @@ from simcore.sim.garbage import no_collections
 from simcore.sim.simulation import WAITS_FOR_EARLIER, WAITS_FOR_SIGNAL, Outcomes, no_floor
 from simcore.validate.machines.cuda.cuda_api import CudaApi, seen_together
 from simcore.validate.machines.cuda.flag_kernels import flags_of, settings
+from simcore.validate.machines.cuda.joined import JoinedQueue
 from simcore.validate.machines.cuda.memory import StreamLog
 from simcore.validate.machines.cuda.parts import Arrival, CardTicket, RankStream
 from simcore.validate.machines.cuda.plan import Plan, Stage, plan_key, stages
 from simcore.validate.machines.cuda.records import Clocks, HostMoment, Record, Resolver, SharedOut, Taken
-from simcore.validate.machines.cuda.sequences import (
-    SequencePlan,
-    check_joined,
-    memories,
-    nodes,
-    runs_of,
-    sequence_plan,
-    sizes_of,
-)
+from simcore.validate.machines.cuda.sequences import SequencePlan, check_joined, memories
 from simcore.validate.machines.cuda.stages import (
     Nodes,
     StageQueue,
@@ -219,10 +211,6 @@ class CardRun(Device):
         self._takes: dict[tuple[str, int, int], int] = defaultdict(int)
         # The same, with those that a gate may skip.
         self._may_take: dict[tuple[str, int, int], int] = defaultdict(int)
-        # Launches of joined ranks that are kept until their host waits or begins others.
-        self._together: dict[int, list[Launch]] = {}
-        # Sequences of joined ranks on their way to the cards: what queues them, launches, records of lanes.
-        self._sending: list[tuple[list[Future[float]], Sequence[Launch], list[Record]]] = []
         # The values of tensors that hold sizes, by address.
         self._sizes: dict[int, int] = {}
         # How long the last replay of a graph took on a stream of a rank. Where it takes another time the next
@@ -234,6 +222,10 @@ class CardRun(Device):
         self._homes: dict[tuple[int, str], Any] = {}
         # The last record on each rank's wire.
         self._wires: dict[int, Record] = {}
+        self._joined = JoinedQueue(
+            card.memories, card.stage_queue, card.sequences, card.same, outcomes, self.now, self._stream,
+            partial(self._make_ready, first=False), self._records, self._ids,
+        )  # fmt: skip
         # Streams of earlier runs: making them at a first launch would be part of its time.
         for rank, name in tuple(card.lanes):
             if rank in self._host.followers:
@@ -262,8 +254,7 @@ class CardRun(Device):
                 with short_turns(any(state.joined for state in self.states)):
                     self._host.run(program)
             finally:
-                for sent, _, _ in self._sending:
-                    wait(sent)
+                self._joined.wait()
                 self.api.synchronize()
             self._check()
             last = [seen_together(self.api, stream) for stream in self.card.own.values()]
@@ -298,9 +289,7 @@ class CardRun(Device):
 
     def go_on(self) -> bool:
         """Queues all that can be queued now. Returns whether there was any."""
-        went_on = self._finish_sent() or bool(self._together)
-        for rank in tuple(self._together):
-            self.settle(rank)
+        went_on = self._joined.go_on()
         for task in tuple(self.working):
             if task.need.ready():
                 self._advance(task)
@@ -325,7 +314,7 @@ class CardRun(Device):
     def under_way(self) -> bool:
         """Whether the card is busy. Raises DeadlockError if a wait for a signal took too long."""
         self._check()
-        return bool(self._sending) or any(self._is_busy(lane) for lane in self.card.lanes.values())
+        return self._joined.is_busy or any(self._is_busy(lane) for lane in self.card.lanes.values())
 
     def _is_busy(self, lane: RankStream) -> bool:
         """Whether a lane has work, or had at the last look: tasks that wait for its end then get a turn."""
@@ -405,7 +394,7 @@ class CardRun(Device):
         self._submitted.append(launch)
         if self.states[launch.rank].joined:
             check_joined(launch, self.states[launch.rank])
-            self._together.setdefault(launch.rank, []).append(launch)
+            self._joined.keep(launch)
             return
         stream = self._stream(launch.rank, launch.stream)
         stream.queue.append(launch)
@@ -417,93 +406,7 @@ class CardRun(Device):
 
     def settle(self, rank: int) -> None:
         """Queues what the host of a joined rank has given since it waited last."""
-        for launches in runs_of(self._together.pop(rank, ())):
-            begun_s = self.now()
-            self._queue_sequence(launches)
-            launches[0].took_s += self.now() - begun_s
-
-    def _queue_sequence(self, launches: Sequence[Launch]) -> None:
-        """Queues launches of a joined rank, captured as one graph, on the cards of all ranks in lockstep."""
-        first, own = launches[0], {id(launch.ticket) for launch in launches}
-        waited = tuple([each for launch in launches for each in launch.after if id(each) not in own])
-        stream, sizes = self._stream(first.rank, first.stream), sizes_of(launches)
-        plan = self._sequence_plan(stream, launches, sizes)
-        verdicts = [bool(self._outcomes[x.name](*x.key)) for x in plan.verdicts_of(launches)]
-        sent, records = list[Future[float]](), list[Record]()
-        for lane in stream.lanes:
-            memory = self.card.memories[lane.rank]
-            log = memory.log(lane.rank, lane.name)
-            place = log.reserve_entries(plan.gates)
-            log.give(verdicts)
-            gates = plan.gates_from(log, place)
-            if lane is stream.lanes[0]:
-                for launch, gate in zip(launches, gates, strict=True):
-                    launch.ticket.gates += [gate] if gate is not None else []
-            parts = tuple([(part.graph, gate) for part, gate in zip(plan.parts, gates, strict=True)])
-            record = Record(
-                next(self._ids), first, lane.rank, first.stream, "run", 0, 0, len(plan.parts[0].ops), sizes,
-                0.0, 0.0, None, waited=waited, gate=gates[0] if len(gates) == 1 else None,
-                parts=parts,
-            )  # fmt: skip
-            records.append(record)
-            captured = self._stages.captured(lane, plan.plan, "sequence", [lane.state])
-            if captured is None:
-                # While it is captured, nothing else may be given to the card.
-                self._sent_all()
-                made = partial(nodes, self.api, memory, log, lane, plan)
-                queue = partial(self._stages.queue, lane, plan.plan, "sequence", [lane.state], made, plan.ops)
-                self._send(lane, record, queue)
-            else:
-                replay, key = captured
-                lane.state.restore(key)
-                queue = partial(self.api.run, lane.stream, replay)
-                sent.append(self.api.aside(lane.stream).submit(self._send, lane, record, queue))
-        self._records += records
-        self._sending.append((sent, launches, records))
-
-    def _send(self, lane: RankStream, record: Record, queue: Callable[[], object]) -> float:
-        """Queues a sequence on one lane. Returns the seconds of that."""
-        with torch.inference_mode():
-            record.queued_from_s, record.earlier, launch = self.now(), lane.last, record.launch
-            self._make_ready(lane, launch, record.sizes, first=False)
-            record.before = self.api.record(lane.stream)
-            queue()
-            record.queued_at_s = self.now()
-            record.after = lane.tail = self.api.record(lane.stream)
-            lane.last = record
-            return self.now() - record.queued_from_s
-
-    def _finish_sent(self) -> bool:
-        """Finishes launches that are queued on all their lanes. Returns whether there were any."""
-        ended = [one for one in self._sending if all(each.done() for each in one[0])]
-        for sent, launches, records in ended:
-            took_s = [each.result() for each in sent]
-            # A launch takes as long as that of its first rank.
-            launches[0].took_s += took_s[0] if took_s else 0.0
-            for launch in launches:
-                launch.ticket.replays += 1
-                launch.ticket.queued(records)
-        if ended:
-            self._sending = [one for one in self._sending if one not in ended]
-        return bool(ended)
-
-    def _sent_all(self) -> None:
-        """Waits until all that is sent is queued."""
-        for sent, _, _ in self._sending:
-            wait(sent)
-        self._finish_sent()
-
-    def _sequence_plan(
-        self, stream: Stream, launches: Sequence[Launch], sizes: Mapping[str, int]
-    ) -> SequencePlan:
-        first = launches[0]
-        key = first.rank, first.stream, id(self.card.same(first.graph)), len(launches)
-        known = self.card.sequences[key]
-        found = next((plan for plan in known if plan.fits(launches, sizes)), None)
-        if found is None:
-            found = sequence_plan(launches, sizes, self.card.same, stream.lanes[0].state, self.mesh)
-            known.append(found)
-        return found
+        self._joined.settle(rank)
 
     def _stream(self, rank: int, name: str) -> Stream:
         stream = self._streams.get((rank, name))
