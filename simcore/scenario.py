@@ -9,6 +9,7 @@ Names (device, profile, model, published data) are resolved by simcore.assembly,
 
 import copy
 import os.path
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -217,6 +218,10 @@ def _move_to_cpu(document: dict[str, Any], where: str) -> None:
         put(document, key, value, f"{where}: on_cpu: {key}")
 
 
+# A place of a list in brackets: strategies[1].ranks.
+PLACE = re.compile(r"\[(\d+)\]")
+
+
 def set_field(document: dict[str, Any], setting: str) -> None:
     """Sets a field by KEY=VALUE as with --set, in place. Raises InputError."""
     key, equals, text = setting.partition("=")
@@ -227,9 +232,10 @@ def set_field(document: dict[str, Any], setting: str) -> None:
 
 
 def put(document: dict[str, Any], key: str, value: Any, setting: str) -> None:
-    """Sets a field by its dotted path, in place; `setting`: what messages begin with. Raises InputError."""
+    """Sets a field by its path, in place: with dots, or places of lists in brackets, as messages have them.
+    `setting`: what messages begin with. Raises InputError."""
     place: Any = document
-    *path, last = key.split(".")
+    *path, last = PLACE.sub(r".\1", key).split(".")
     if path[:1] == ["device"]:
         _open_device(document, path[1:2])
     for part in path:

@@ -119,6 +119,15 @@ def test_a_setting_keeps_its_value(value: Any) -> None:
     assert type(document["field"]) is type(value)
 
 
+def test_places_of_lists_are_named_as_in_messages() -> None:
+    document: dict[str, Any] = {"strategies": [{"ranks": 1}, {"ranks": 1, "hits": {"value": [0, 1]}}]}
+    for setting in ("strategies[1].ranks=[2]", "strategies[1].hits.value[0]=0.5", "strategies.0.ranks=4"):
+        set_field(document, setting)
+    assert document == {"strategies": [{"ranks": 4}, {"ranks": [2], "hits": {"value": [0.5, 1]}}]}
+    with pytest.raises(InputError, match="2 is no place in a list of 2"):
+        set_field(document, "strategies[2].ranks=1")
+
+
 def test_two_runs_are_compared_figure_by_figure() -> None:
     one = simcore.run(DECODE, jobs=1)
     other = simcore.run(DECODE, settings=["context_tokens=[4096, 8192]"], jobs=1)

@@ -27,7 +27,7 @@ from simcore.studies.common import Axes, Outcome, Row
 from simcore.studies.decode import crossover
 from simcore.studies.decode import study as decode_study
 from simcore.studies.decode import timeline as decode_timeline
-from simcore.studies.decode.cases import _check, _rate_hits, cannot_run, does_not_fit, rival_of
+from simcore.studies.decode.cases import _rate_hits, cannot_run, does_not_fit, rival_of
 from simcore.studies.decode.runner import Bench, Case, Hits, Result, _average, _middle
 from simcore.studies.decode.scenario import ErrorBounds
 from simcore.studies.decode.speculation import linear_bound
@@ -223,12 +223,31 @@ def test_what_asks_for_too_many_devices_is_told_by_its_field(
         list(decode.cases(bench))
 
 
-def test_a_ring_is_told_by_its_groups_from_three_on() -> None:
-    bench = bench_of()
+def test_a_speculation_over_a_whole_context_is_warned_of() -> None:
+    hits = {"kind": "rate", "value": [0.5]}
+    for chunk, warned in ((511, False), (512, True)):
+        ways = [{"kind": "alspec", "ranks": 1, "hits": hits, "chunk_tokens": chunk}]
+        found = ran(model="tiny-llama", context_tokens=[1024], strategies=ways).warnings
+        assert any("never wrong" in text for text in found) == warned
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "field", "devices"),
+    [
+        ("alspec", {"ranks": 1}, "kind", 2),
+        ("alspec", {"ranks": 2}, "ranks", 4),
+        ("alspec_pipelined", {"groups": 2}, "groups", 2),
+        ("alspec_pipelined", {"groups": 3}, "groups", 3),
+    ],
+)
+def test_what_needs_more_than_one_device_is_told_by_what_asks_for_it(
+    kind: str, given: dict[str, Any], field: str, devices: int
+) -> None:
+    """Two groups of one rank each are what their kind asks for."""
+    bench = bench_of(strategies=[{"kind": kind, "hits": {"kind": "rate", "value": [0.5]}, **given}])
     bench.hardware = replace(bench.hardware, max_devices=1)
-    for groups, field_ in ((2, "ranks"), (3, "groups"), (4, "groups")):
-        with pytest.raises(InputError, match=rf"^here\.{field_}: {groups} devices are needed"):
-            _check(bench, 1, groups, "here")
+    with pytest.raises(InputError, match=rf"^strategies\[0\]\.{field}: {devices} devices are needed"):
+        decode.cases(bench)
 
 
 def test_as_many_runs_as_are_allowed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -164,8 +164,8 @@ def fit_warnings(reasons: Mapping[Case, str | None]) -> list[str]:
 
 
 def source_warnings(bench: Bench, fitting: Sequence[Case]) -> list[str]:
-    """Returns warnings about prices: extrapolated, unmeasured, assumed free; and about published hit rates of
-    another chunk."""
+    """Returns warnings about prices: extrapolated, unmeasured, assumed free; and about speculations: with
+    published hit rates of another chunk, and over a whole context."""
     found = []
     far = [(bench.run(case).price_shares.get("extrapolated", 0.0), case) for case in fitting]
     worst, case = max(far, key=lambda pair: pair[0])
@@ -180,7 +180,14 @@ def source_warnings(bench: Bench, fitting: Sequence[Case]) -> list[str]:
     if free:
         names = ", ".join(free)
         found.append(f"the profile takes as free: {names} (latency_if_priced_s has them priced)")
-    chunks = {case.chunk for case in fitting if case.hits is not None and case.hits.published}
+    speculate = [case for case in fitting if case.hits is not None]
+    if whole := [case for case in speculate if 2 * case.chunk >= case.context]:
+        chunk, context = whole[0].chunk, whole[0].context
+        found.append(
+            f"{len(whole)} of {len(speculate)} speculating runs attend early over all of their context, as"
+            f" {chunk:,} tokens at each end of {context:,}: that is never wrong, whatever their hits say"
+        )
+    chunks = {case.chunk for case in speculate if case.hits is not None and case.hits.published}
     if chunks - {PUBLISHED_CHUNK}:
         found.append(
             f"the published hit rates hold for chunks of {PUBLISHED_CHUNK} tokens, not"

@@ -31,9 +31,6 @@ from simcore.studies.decode.speculation import RateHits as RatePattern
 from simcore.studies.decode.speculation import balanced, hit_draws
 from simcore.studies.own import is_own, name_of
 
-# Groups of plain two-group speculation.
-PAIR = 2
-
 
 def hits_of(
     strategy: AlSpec | AlSpecPipelined, scenario: DecodeScenario, layers: int, tables: Sequence[HitRow]
@@ -104,7 +101,7 @@ def cases(bench: Bench) -> list[Case]:
     placed = [(f"strategies[{i}]", one) for i, each in enumerate(scenario.strategies) for one in _each(each)]
     for where, strategy in placed:
         for kind, ranks, groups in variants(strategy):
-            _check(bench, ranks, groups, where)
+            _check(bench, ranks, groups, f"{where}.{_field(strategy, ranks)}")
             label = _strategy_label(strategy, ranks, groups)
             for context in scenario.context_tokens:
                 for batch in scenario.batch:
@@ -112,7 +109,7 @@ def cases(bench: Bench) -> list[Case]:
                     given += ((where, case) for case in _with_hits(bench, strategy, axes, where))
     found = [case for _, case in given]
     if scenario.baseline is not None:
-        _check(bench, scenario.baseline.ranks, 1, "baseline")
+        _check(bench, scenario.baseline.ranks, 1, "baseline.ranks")
         here = [Case(a, None, bench.hardware.chunk) for a in _baseline_axes(scenario)]
         found += [case for case in here if case not in found]
     if len(found) > MOST_RUNS:
@@ -199,9 +196,16 @@ def _baseline_axes(scenario: DecodeScenario) -> list[Axes]:
 
 
 def _check(bench: Bench, ranks: int, groups: int, where: str) -> None:
-    field = "ranks" if groups <= PAIR else "groups"
     if reason := cannot_run(bench, ranks, groups):
-        raise InputError(f"{where}.{field}: {reason}")
+        raise InputError(f"{where}: {reason}")
+
+
+def _field(strategy: Any, ranks: int) -> str:
+    """Returns the field of a strategy that says on how many devices it runs: its kind, if with the least
+    number of a group's ranks there are two groups all the same."""
+    if isinstance(strategy, AlSpecPipelined):
+        return "groups"
+    return "kind" if isinstance(strategy, AlSpec) and ranks == 1 else "ranks"
 
 
 def cannot_run(bench: Bench, ranks: int, groups: int) -> str | None:
