@@ -226,7 +226,7 @@ def set_field(document: dict[str, Any], setting: str) -> None:
     """Sets a field by KEY=VALUE as with --set, in place. Raises InputError."""
     key, equals, text = setting.partition("=")
     option = f"--set {plain(setting)}"
-    if not equals or not all(key.split(".")):
+    if not equals or not all(PLACE.sub(r".\1", key).split(".")):
         raise InputError(f"{option}: KEY=VALUE is needed, such as --set seed=2")
     put(document, key, parse_yaml(text, option), option)
 

@@ -33,7 +33,7 @@ from simcore.validate.machines.cuda.states import CardStates
 from tests.fake_card import MeetingCudaApi
 from tests.test_card_decoder import BOTH, CONFIGS, CONTEXT, F32, GQA, HAS_GPU, SEED, emulated, in_turns
 from tests.test_card_real import LAYER, NARROW
-from tests.thorough import first, slow
+from tests.thorough import first, slow, thorough
 
 CHUNK = 3
 Verdicts = Callable[[int, int], bool]
@@ -133,10 +133,10 @@ def right_ids(states: Sequence[Any], model: Decoder, tokens: int, hits: Verdicts
 @pytest.mark.parametrize(
     "how",
     first(
-        2,
+        1,
         [
-            ("gqa", 1, False, True),
-            ("tied, normed heads", 1, True, False),
+            ("tied, normed heads", 1, True, True),
+            ("gqa", 1, False, False),
             ("gqa", 2, True, True),
             ("gqa", 2, False, False),
         ],
@@ -149,10 +149,10 @@ def test_groups_on_cards_give_what_the_verdicts_say(
     """Ids of each token; and K and V of each layer, which show each layer's x, in both groups; with the last
     layer overlapped or not."""
     name, ranks, lockstep, overlap = how
-    tokens, hits = 4, drawn(1)
-    model = Decoder(CONFIGS[name], ranks=ranks, batch=3, dtypes=F32, chunk=CHUNK)
+    tokens, hits = 3, drawn(1)
+    model = Decoder(CONFIGS[name], ranks=ranks, batch=2, dtypes=F32, chunk=CHUNK)
     card = cards(kind, model, tokens, monkeypatch, ("tensor",) if lockstep else ())
-    for rehearsal in (True, True, False, False):
+    for rehearsal in (True, False, False):
         run = decode(card, model, tokens, hits, overlap=overlap, rehearsal=rehearsal)
     assert not run.fresh
     expected = on_cpu(model, tokens, hits)
@@ -167,7 +167,7 @@ def test_groups_on_cards_give_what_the_verdicts_say(
     assert len(run.trace.spans) == tokens * 2 * ranks
 
 
-@slow
+@thorough
 @emulated
 def test_a_scenario_runs_both_ways_of_decoding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each case with states of its own, by the study's own program."""
@@ -284,10 +284,10 @@ def test_long_runs_with_random_verdicts_on_slowed_cards(
 @pytest.mark.parametrize("kind", BOTH)
 def test_a_rank_that_stops_ends_the_run_with_an_error(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Soon; and on a real card the next run is as if nothing had been."""
-    tokens, hits = 6, drawn(2)
+    tokens, hits = 4, drawn(2)
     model = Decoder(replace(GQA, layers=2), batch=1, dtypes=F32, chunk=CHUNK)
     card = cards(kind, model, tokens, monkeypatch)
-    for rehearsal in (True, True, False):
+    for rehearsal in (True, False) if kind == "cuda" else (True,):
         decode(card, model, tokens, hits, rehearsal=rehearsal)
     expected = right_ids(card.states, model, tokens, hits)
 

@@ -403,9 +403,14 @@ def card_decoder_states(
         weights = card_weights(model, seed, places[: model.ranks], drawn_on=drawn_on)
     ids, caches, x = beginning(model, mesh, seed, context, tokens, devices=places, drawn_on=drawn_on)
     met = _met(model, mesh, places, caches) if devices is not None else [(None, None)] * len(parts)
+    # A second group has the weights of the first, on its cards.
+    own = [
+        weights[part] if rank < model.ranks else weights[part].to(places[rank])
+        for rank, part in enumerate(parts)
+    ]
     return [
-        CardDecoderState(model, weights[part].to(place), part, k, v, context, ids, x, *meets)
-        for part, place, (k, v), meets in zip(parts, places, caches, met, strict=True)
+        CardDecoderState(model, own[rank], part, k, v, context, ids, x, *meets)
+        for rank, (part, (k, v), meets) in enumerate(zip(parts, caches, met, strict=True))
     ]
 
 

@@ -89,20 +89,23 @@ class JoinedQueue:
         plan = self._plan(stream, launches, sizes)
         verdicts = [bool(self.outcomes[x.name](*x.key)) for x in plan.verdicts_of(launches)]
         sent = _Sent([], launches, [])
-        for lane in stream.lanes:
+        known = [self.stages.captured(lane, plan.plan, SEQUENCE, [lane.state]) for lane in stream.lanes]
+        if None in known:
+            self.wait()
+            self._finish()
+        for lane, captured in zip(stream.lanes, known, strict=True):
             record = self._record(lane, launches, plan, sizes, verdicts)
             sent.records.append(record)
-            captured = self.stages.captured(lane, plan.plan, SEQUENCE, [lane.state])
             if captured is None:
-                self.wait()
-                self._finish()
                 self._queue(lane, record, partial(self._capture, lane, plan))
+                continue
+            replay, key = captured
+            lane.state.restore(key)
+            queue = partial(self._queue, lane, record, partial(self.stages.api.run, lane.stream, replay))
+            if None in known:
+                queue()
             else:
-                replay, key = captured
-                lane.state.restore(key)
-                api = self.stages.api
-                queue = partial(self._queue, lane, record, partial(api.run, lane.stream, replay))
-                sent.queueing.append(api.aside(lane.stream).submit(queue))
+                sent.queueing.append(self.stages.api.aside(lane.stream).submit(queue))
         self.records += sent.records
         self._sent.append(sent)
 
@@ -151,7 +154,12 @@ class JoinedQueue:
             return self.now() - record.queued_from_s
 
     def _finish(self) -> bool:
-        """Finishes launches that are queued on all their lanes. Returns whether there were any."""
+        """Finishes launches that are queued on all their lanes. Returns whether there were any. Raises what
+        a thread has raised, though others may still be held up by that."""
+        for sent in self._sent:
+            for each in sent.queueing:
+                if each.done():
+                    each.result()
         ended = [sent for sent in self._sent if all(each.done() for each in sent.queueing)]
         for sent in ended:
             took_s = [each.result() for each in sent.queueing]

@@ -614,9 +614,11 @@ class CardRun(Device):
         if first:
             self._await(lane, launch.after)
         memory = self.card.memories[lane.rank]
-        if lane.flags_seen < memory.written:
+        # Read once: the host may declare more meanwhile.
+        written = memory.written
+        if lane.flags_seen < written:
             api.wait(lane.stream, memory.writing)
-            lane.flags_seen = memory.written
+            lane.flags_seen = written
         tensors = lane.state.sizes(lane.name)
         device_sizes, counts = lane.state.device_sizes(launch.graph), not launch.took_s
         if lane.state.joined:
