@@ -38,7 +38,7 @@ from simcore.kernels.collectives.layout import (
     check_part,
 )
 from simcore.kernels.collectives.memory import IN_A_WORD, Inboxes, inboxes, words_of
-from simcore.kernels.collectives.words import joined, sendable
+from simcore.kernels.collectives.words import give_up, joined, sendable
 from simcore.kernels.decoder.checks import check_like, check_written, kind
 from simcore.kernels.decoder.split_kv import EMPTY, launched
 from simcore.kernels.gpu import gpu_of, launching
@@ -251,10 +251,7 @@ def _exchange_kernel(
             )  # fmt: skip
             late = late | later
         if late:
-            # What comes behind it on this card would wait in vain, too.
-            tl.store(patience_ptr, 0)
-            if error_ptr is not None:
-                tl.store(error_ptr, code)
+            give_up(patience_ptr, error_ptr, code)
 
 
 @launching

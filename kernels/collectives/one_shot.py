@@ -36,6 +36,7 @@ gave up have to be cleared.
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 import triton
@@ -279,42 +280,12 @@ def all_reduce(
     _check_like_x("residual", residual, x)
     if residual is not None:
         check_written("residual", residual, x, out)
+    part = _Part(inboxes, rank, patience, error, code, gate, half, chained)
     if gain is not None or normed is not None:
-        return _normed_sum(
-            x,
-            inboxes,
-            rank,
-            patience,
-            error,
-            code,
-            gate,
-            out,
-            residual,
-            gain,
-            eps,
-            normed,
-            half,
-            layout,
-            chained,
-        )
+        return _normed_sum(x, part, out, residual, gain, eps, normed, layout)
     if out is None and residual is None and half != "send":
         out = torch.empty_like(x)
-    _launch(
-        x,
-        inboxes,
-        rank,
-        patience,
-        error,
-        code,
-        gate,
-        out,
-        residual,
-        half,
-        layout,
-        chained,
-        columns=1,
-        sums=True,
-    )
+    _launch(x, part, out, residual, layout, columns=1, sums=True)
     if half == "send":
         return x
     return residual if residual is not None else _given(out, x)
@@ -348,23 +319,8 @@ def all_gather(
         if tuple(out.shape) != wanted or out.dtype != x.dtype or not out.is_contiguous():
             raise ValueError(f"out has to be contiguous {x.dtype} {list(wanted)}, not {kind(out)}")
         check_written("out", out, x)
-    columns = x.shape[1]
-    _launch(
-        x,
-        inboxes,
-        rank,
-        patience,
-        error,
-        code,
-        gate,
-        out,
-        None,
-        half,
-        layout,
-        chained,
-        columns=columns,
-        sums=False,
-    )
+    part = _Part(inboxes, rank, patience, error, code, gate, half, chained)
+    _launch(x, part, out, None, layout, columns=x.shape[1], sums=False)
     return x if half == "send" else _given(out, x)
 
 
@@ -382,21 +338,31 @@ def _check_like_x(name: str, given: Tensor | None, x: Tensor) -> None:
         raise ValueError(f"{name} has to be contiguous {kind(x)}, where x is, not {kind(given)}")
 
 
-def _check(
-    x: Tensor,
-    inboxes: Inboxes,
-    rank: int,
-    words: int,
-    patience: Tensor,
-    error: Tensor | None,
-    gate: Tensor | None,
-    half: str,
-) -> None:
+class _Part(NamedTuple):
+    """A rank's part of any collective, as `all_reduce` takes it."""
+
+    inboxes: Inboxes
+    rank: int
+    patience: Tensor
+    error: Tensor | None
+    code: int
+    gate: Tensor | None
+    half: Half
+    chained: bool
+
+    @property
+    def does(self) -> dict[str, bool]:
+        """Whether its kernel sends, and whether it takes."""
+        return {"SENDS": self.half != "take", "TAKES": self.half != "send"}
+
+
+def _check(x: Tensor, words: int, part: _Part) -> None:
     """Raises ValueError naming what does not fit; `words` are sent to each rank."""
-    if words > inboxes.room:
-        raise ValueError(f"inboxes have room for {inboxes.room} words of each rank, too few for x, {kind(x)}")
-    check_part(x, inboxes, rank, patience, error, half)
-    check_gate(gate)
+    room = part.inboxes.room
+    if words > room:
+        raise ValueError(f"inboxes have room for {room} words of each rank, too few for x, {kind(x)}")
+    check_part(x, part.inboxes, part.rank, part.patience, part.error, part.half)
+    check_gate(part.gate)
 
 
 def _check_format(x: Tensor) -> None:
@@ -414,57 +380,43 @@ def _integers(of_words: bool, tensors: Sequence[Tensor | None]) -> tuple[bool, l
 
 def _launch(
     x: Tensor,
-    inboxes: Inboxes,
-    rank: int,
-    patience: Tensor,
-    error: Tensor | None,
-    code: int,
-    gate: Tensor | None,
+    part: _Part,
     out: Tensor | None,
     residual: Tensor | None,
-    half: Half,
     layout: Layout | None,
-    chained: bool,
     *,
     columns: int,
     sums: bool,
 ) -> None:
     _check_format(x)
     words = words_of(x.numel(), x.dtype)
-    _check(x, inboxes, rank, words, patience, error, gate, half)
+    _check(x, words, part)
     layout = layout or layout_for(words)
     check_layout(layout)
     if not x.numel():
         return
-    halves = IN_A_WORD[x.dtype]
+    inboxes, halves = part.inboxes, IN_A_WORD[x.dtype]
     # Rows that end within a word are gathered number by number, and so is what begins within one.
     whole, integers = _integers((columns if not sums else x.numel()) % halves == 0, (x, out, residual))
     _one_shot_kernel[(min(layout.programs, triton.cdiv(words, layout.block)),)](
         *integers,
-        inboxes.words[rank], inboxes.addresses[rank], patience, error, gate,
-        rank, words, inboxes.room, x.numel(), columns, code,
+        inboxes.words[part.rank], inboxes.addresses[part.rank], part.patience, part.error, part.gate,
+        part.rank, words, inboxes.room, x.numel(), columns, part.code,
         RANKS=inboxes.ranks, SUMS=sums, FORMAT=FORMATS[x.dtype], HALVES=halves, WHOLE=whole,
-        SENDS=half != "take", TAKES=half != "send", BLOCK=layout.block,
-        **launched(layout.warps, chained and gpu_of(x).chained),
+        BLOCK=layout.block, **part.does,
+        **launched(layout.warps, part.chained and gpu_of(x).chained),
     )  # fmt: skip
 
 
 def _normed_sum(
     x: Tensor,
-    inboxes: Inboxes,
-    rank: int,
-    patience: Tensor,
-    error: Tensor | None,
-    code: int,
-    gate: Tensor | None,
+    part: _Part,
     out: Tensor | None,
     residual: Tensor | None,
     gain: Tensor | None,
     eps: float,
     normed: Tensor | None,
-    half: Half,
     layout: Layout | None,
-    chained: bool,
 ) -> Tensor:
     _check_format(x)
     if gain is None or residual is None or x.dim() != 2:
@@ -476,20 +428,20 @@ def _normed_sum(
         normed = torch.empty_like(x)
     check_written("normed", normed, residual, out)
     words = words_of_rows(rows, hidden, x.dtype)
-    _check(x, inboxes, rank, words, patience, error, gate, half)
+    _check(x, words, part)
     layout = layout or rows_layout_for(words // max(1, rows))
     check_layout(layout)
     if layout.block * rows < words:
         raise ValueError(f"layout: {layout} has fewer words of a block than x of a row, {kind(x)}")
     if x.numel():
-        halves = IN_A_WORD[x.dtype]
+        inboxes, halves = part.inboxes, IN_A_WORD[x.dtype]
         whole, integers = _integers(hidden % halves == 0, (x, out, residual, normed))
         _normed_sum_kernel[(min(layout.programs, rows),)](
             *integers, gain,
-            inboxes.words[rank], inboxes.addresses[rank], patience, error, gate,
-            rank, rows, words // rows, inboxes.room, hidden, eps, code,
+            inboxes.words[part.rank], inboxes.addresses[part.rank], part.patience, part.error, part.gate,
+            part.rank, rows, words // rows, inboxes.room, hidden, eps, part.code,
             RANKS=inboxes.ranks, FORMAT=FORMATS[x.dtype], HALVES=halves, WHOLE=whole,
-            SENDS=half != "take", TAKES=half != "send", BLOCK=layout.block,
-            **launched(layout.warps, chained and gpu_of(x).chained),
+            BLOCK=layout.block, **part.does,
+            **launched(layout.warps, part.chained and gpu_of(x).chained),
         )  # fmt: skip
-    return x if half == "send" else normed
+    return x if part.half == "send" else normed

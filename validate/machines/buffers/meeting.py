@@ -97,15 +97,20 @@ class Meeting:
         all_gather(x, self.sites[op.name, layer], rank, **by.named(SUMS), gate=gate, out=out, chained=True)
 
 
+def check_peers(devices: Sequence[torch.device | str]) -> None:
+    """Lets the devices of ranks see each other's memory. Raises ValueError if two of them cannot."""
+    try:
+        peers_see_each_other(devices)
+    except RuntimeError as error:
+        raise ValueError(f"ranks need cards that see each other's memory: {error}") from None
+
+
 def meeting(model: Decoder, devices: Sequence[torch.device | str], *, speculates: bool = False) -> Meeting:
     """Makes room for the collectives of a model's token, for ranks on these devices; `speculates`: its
     attentions may be speculative ones. Raises ValueError if two of the devices do not see each other's
     memory, and for a token with fewer than two collectives: between two uses of an inbox its ranks have to
     meet elsewhere."""
-    try:
-        peers_see_each_other(devices)
-    except RuntimeError as error:
-        raise ValueError(f"ranks need cards that see each other's memory: {error}") from None
+    check_peers(devices)
     found, layer = Meeting(), 0
     for op in model.token_step.ops:
         beside = model.speculate.ops if speculates and op.kind == "decode_attention" else ()

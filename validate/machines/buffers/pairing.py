@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from simcore.kernels.collectives import Inboxes, exchange, exchange_inboxes, peers_see_each_other
+from simcore.kernels.collectives import Inboxes, exchange, exchange_inboxes
 from simcore.kernels.decoder.decode_attention import split_config_for
 from simcore.kernels.decoder.speculative_attention import (
     decide,
@@ -24,7 +24,7 @@ from simcore.kernels.decoder.speculative_attention import (
 )
 from simcore.kernels.decoder.split_kv import EMPTY, Cache
 from simcore.models.decoder import Decoder
-from simcore.validate.machines.buffers.meeting import EARLY_PART, PRIORITY, Waiting
+from simcore.validate.machines.buffers.meeting import EARLY_PART, PRIORITY, Waiting, check_peers
 from simcore.validate.machines.state import Told, torch_dtype
 
 # Where hits are drawn, the verdict of the data decides nothing, at whichever threshold.
@@ -37,8 +37,8 @@ class Pairing:
     the pair, in its memory, what the other one's attention gives early."""
 
     inboxes: Sequence[Inboxes]
-    early: tuple[Tensor, Tensor]
-    arrived: tuple[Tensor, Tensor]
+    early: Sequence[Tensor]
+    arrived: Sequence[Tensor]
 
     def clear(self) -> None:
         """Makes all as before the first token. Nothing may be under way."""
@@ -101,15 +101,12 @@ def pairing(model: Decoder, devices: Sequence[torch.device | str], caches: Seque
         raise ValueError("ranks in pairs run models of 2 layers or more, whose MLP follows attention")
     if any(cache.dtype != act for cache in caches):
         raise ValueError("dtypes.kv: ranks in pairs keep the cache in the format of the activations")
-    try:
-        peers_see_each_other(devices)
-    except RuntimeError as error:
-        raise ValueError(f"ranks need cards that see each other's memory: {error}") from None
+    check_peers(devices)
     assert isinstance(model.batch, int)
     shape = model.batch, config.q_heads // model.ranks, config.head_dim
-    early, other = (torch.zeros(shape, dtype=act, device=device) for device in devices)
-    arrived, count = (torch.zeros(len(early), dtype=torch.int32, device=device) for device in devices)
+    early = [torch.zeros(shape, dtype=act, device=device) for device in devices]
+    arrived = [torch.zeros(model.batch, dtype=torch.int32, device=device) for device in devices]
     x = torch.empty(model.batch, config.hidden, dtype=act, device="meta")
     # One more for behind the last layer.
     inboxes = [exchange_inboxes(devices, x, caches[0]) for _ in range(config.layers + 1)]
-    return Pairing(inboxes, (early, other), (arrived, count))
+    return Pairing(inboxes, early, arrived)

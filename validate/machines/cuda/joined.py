@@ -162,9 +162,8 @@ class JoinedQueue:
                     each.result()
         ended = [sent for sent in self._sent if all(each.done() for each in sent.queueing)]
         for sent in ended:
-            took_s = [each.result() for each in sent.queueing]
             # A launch takes as long as that of its first rank.
-            sent.launches[0].took_s += took_s[0] if took_s else 0.0
+            sent.launches[0].took_s += sum(each.result() for each in sent.queueing[:1])
             for launch in sent.launches:
                 launch.ticket.replays += 1
                 launch.ticket.queued(sent.records)

@@ -612,7 +612,10 @@ class CardRun(Device):
         """Makes a lane wait for tickets and first values of flags; writes the sizes that kernels read."""
         api = self.api
         if first:
-            self._await(lane, launch.after)
+            for ticket in launch.after:
+                for rank, event in getattr(ticket, "ends", {}).items():
+                    if event is not lane.tail and (rank == lane.rank or lane.rank not in ticket.ends):
+                        api.wait(lane.stream, event)
         memory = self.card.memories[lane.rank]
         # Read once: the host may declare more meanwhile.
         written = memory.written
@@ -636,13 +639,6 @@ class CardRun(Device):
                         launch.size_write_s += self.now() - begun_s
                         # Only the leader's are counted: the time covers all ranks in lockstep.
                         launch.sizes_written += lane.rank == launch.rank
-
-    def _await(self, lane: RankStream, tickets: Sequence[Any]) -> None:
-        """Makes a lane wait for the ends of tickets."""
-        for ticket in tickets:
-            for rank, event in getattr(ticket, "ends", {}).items():
-                if event is not lane.tail and (rank == lane.rank or lane.rank not in ticket.ends):
-                    self.api.wait(lane.stream, event)
 
     # -- stages --------------------------------------------------------------------------------------------
 
