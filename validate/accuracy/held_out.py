@@ -24,7 +24,6 @@ from simcore.devices.price import pricer, roofline
 from simcore.devices.profile import Profile, load_profile
 from simcore.devices.spec import DeviceSpec, load_device
 from simcore.input.files import InputError
-from simcore.kernels.table import TABLE
 from simcore.ops.op import Op, Price, Pricer
 from simcore.terminal import BROKEN
 from simcore.validate.accuracy.tables import (
@@ -46,6 +45,7 @@ from simcore.validate.ladder.rungs import off_pct
 from simcore.validate.program import check_out, named, run, write_csv
 from simcore.validate.timing import cuda_times as card_measure
 from simcore.validate.timing.allocator import take_memory_in_segments
+from simcore.validate.timing.card_kernels import ON_CARDS
 from simcore.validate.timing.compile_ahead import as_compiled
 
 COMPILING_S = 120.0
@@ -86,7 +86,7 @@ def tried(shapes: Iterable[Op], spec: DeviceSpec, price: Pricer, card: Card) -> 
     floor = roofline(spec)
     for op in shapes:
         try:
-            yield Tried(card_measure.measured(TABLE[op.kind], op, floor, card), price(op))
+            yield Tried(card_measure.measured(ON_CARDS[op.kind], op, floor, card), price(op))
         except card_measure.FAILURES as error:
             typer.echo(f"  {op.kind} {shape_text(op)}: {one_line(error)}", err=True)
             card_measure.go_on()
@@ -212,7 +212,7 @@ def main(
 ) -> None:
     """Measures held-out shapes on this card and prints how far off their prices are; exit 1 where they are
     further off than they may be."""
-    asked = named("--kinds", kinds, TABLE) or list(TABLE)
+    asked = named("--kinds", kinds, ON_CARDS) or list(ON_CARDS)
     check_out(out)
     if bool(device) != (again is not None):
         raise InputError(

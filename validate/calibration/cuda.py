@@ -47,8 +47,8 @@ from simcore.devices.price import roofline
 from simcore.devices.profile import load_profile
 from simcore.devices.spec import load_device
 from simcore.input.files import InputError, validated
+from simcore.kernels.kernel import Kernel
 from simcore.kernels.linear_attention.api import default_device
-from simcore.kernels.table import TABLE, Kernel
 from simcore.ops.op import Op, Roofline
 from simcore.studies.common import Progress
 from simcore.validate.benchmarks.timing import Card, birth, measure_card, one_line
@@ -70,6 +70,7 @@ from simcore.validate.calibration.records import (
 from simcore.validate.program import named, partial_of
 from simcore.validate.timing import cuda_times as card_measure
 from simcore.validate.timing.allocator import take_memory_in_segments
+from simcore.validate.timing.card_kernels import ON_CARDS
 from simcore.validate.timing.compile_ahead import as_compiled
 
 CACHE = "memory; what is small, and activations as far as they have room, in the L2 cache"
@@ -93,7 +94,7 @@ def calibrate_card(
     quick: bool,
     progress: Progress,
     *,
-    table: Mapping[str, Kernel] = TABLE,
+    table: Mapping[str, Kernel] = ON_CARDS,
     within_s: float,
     kinds: str = "",
 ) -> tuple[Path, FittedProfile]:
@@ -242,7 +243,7 @@ def profile_of(
     failed: Sequence[str] = (),
     left_out: int = 0,
     quick: bool = False,
-    kinds: Collection[str] = TABLE,
+    kinds: Collection[str] = ON_CARDS,
 ) -> FittedProfile:
     """Returns the profile of measured points. `failed`: ops that could not be measured; `left_out`: the
     number of shapes for which no time was left; `kinds`: of op that were to be measured."""

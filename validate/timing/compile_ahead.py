@@ -24,13 +24,13 @@ import torch
 import triton
 
 from simcore.kernels.streams import one_stream
-from simcore.kernels.table import TABLE
 from simcore.ops.op import Op
+from simcore.validate.timing.card_kernels import ON_CARDS
 
 MOST_PROCESSES = 14
 # Cores left to the measurement and to other work.
 SPARE_CORES = 2
-# Ops that move more launch the same kernels as smaller ops, and take long to try.
+# Of a grid, ops that move more launch the same kernels as smaller ops, and take long to try.
 MOST_BYTES = 2e9
 MOST_TRIES = 100
 
@@ -48,13 +48,18 @@ def processes(cores: int) -> int:
 
 
 def as_compiled(
-    items: Iterable[T], op_of: Callable[[T], Op | None], until_s: float, tried: Try | None = None
+    items: Iterable[T],
+    op_of: Callable[[T], Op | None],
+    until_s: float,
+    tried: Try | None = None,
+    most_bytes: float = MOST_BYTES,
 ) -> Iterator[T]:
     """Yields items, each as soon as the kernels of its op are compiled, or at `until_s` (time.perf_counter).
-    `op_of`: None for an item that need not wait; `tried`: a function that launches an op once."""
+    `op_of`: None for an item that need not wait; `tried`: a function that launches an op once; `most_bytes`:
+    ops that move more are not tried."""
     put_off: list[tuple[T, list[Future[None]]]] = []
     ended = 0
-    with closing(_Compilers()) as compilers:
+    with closing(_Compilers(most_bytes)) as compilers:
         for item in items:
             # Otherwise the ops tried first, a few of many kinds, would come last.
             if compilers.ended > ended:
@@ -86,16 +91,17 @@ def _taken(put_off: list[tuple[T, list[Future[None]]]]) -> Iterator[T]:
 
 def launch(op: Op) -> None:
     """Runs an op once on the card. Ignores errors: the measurement of the op raises and notes them again."""
-    kernel, device = TABLE[op.kind], torch.device("cuda")
+    kernel, device = ON_CARDS[op.kind], torch.device("cuda")
     with suppress(Exception), torch.inference_mode(), one_stream({}):
         kernel.run(op, *kernel.inputs(op, torch.Generator(device).manual_seed(0), device))
 
 
 class _Compilers:
-    """Processes that compile; they start at the first kernel to compile. `ended`: how many kernels have been
-    compiled."""
+    """Processes that compile; they start at the first kernel to compile. `most_bytes`: ops that move more are
+    not tried; `ended`: how many kernels have been compiled."""
 
-    def __init__(self) -> None:
+    def __init__(self, most_bytes: float = MOST_BYTES) -> None:
+        self._most_bytes = most_bytes
         self._pool: ProcessPoolExecutor | None = None
         self._jobs: dict[tuple[str, str, str], Future[None]] = {}
         self.ended = 0
@@ -111,7 +117,7 @@ class _Compilers:
         """Returns the compile jobs of the kernels that an op launches; a missing kernel is not launched. If
         MOST_TRIES ops of a kind had no kernel to compile, its other ops are not tried."""
         kind, found = (op.kind, op.dtype), list[Future[None]]()
-        if op.work.hbm_bytes > MOST_BYTES or self._in_vain[kind] >= MOST_TRIES:
+        if op.work.hbm_bytes > self._most_bytes or self._in_vain[kind] >= MOST_TRIES:
             return found
         self._in_vain[kind] += 1
 

@@ -4,16 +4,13 @@ A kernel is compiled at its first launch, for a second or more, and a run launch
 beforehand, all are compiled in parallel (`simcore.validate.timing.compile_ahead`).
 """
 
+import math
 import time
 from collections.abc import Hashable, Iterable
-from contextlib import suppress
 from typing import Any
 
-import torch
-
 from simcore.assembly import Place, assemble
-from simcore.kernels.long_convolution.placed_tiles import PLACED, power_from
-from simcore.kernels.streams import one_stream
+from simcore.kernels.long_convolution.placed_tiles import power_from
 from simcore.kernels.table import TABLE
 from simcore.machine.trace import Trace
 from simcore.models.served_decoder import ServedDecoder
@@ -41,7 +38,9 @@ def compile_for(scenario: Scenario, where: str, progress: Progress, tried: Try |
     InputError or ModelError with one line."""
     ops = [*{_captured(op): op for op in launched(scenario, where, progress)}.values()]
     until_s = time.perf_counter() + MOST_S
-    for done, _ in enumerate(as_compiled(ops, lambda op: op, until_s, tried or _as_run)):
+    # Long tiles have kernels of their own, however much they move: what a scenario launches fits on its card.
+    compiled = as_compiled(ops, lambda op: op, until_s, tried or launch, most_bytes=math.inf)
+    for done, _ in enumerate(compiled):
         progress("compiling for op", done, len(ops))
     progress("compiling for op", len(ops), len(ops))
 
@@ -56,16 +55,6 @@ def _captured(op: Op) -> Hashable:
         op.dtype,
         tuple((name, power_from(op[name]) if name in GROWING else op[name]) for name, _ in op.shape),
     )
-
-
-def _as_run(op: Op) -> None:
-    """Launches an op once, as states on a card do: where its kernel can read its position, so."""
-    if op.kind not in PLACED:
-        launch(op)
-        return
-    kernel, device = PLACED[op.kind], torch.device("cuda")
-    with suppress(Exception), torch.inference_mode(), one_stream({}):
-        kernel.run(op, *kernel.inputs(op, torch.Generator(device).manual_seed(0), device))
 
 
 def launched(scenario: Scenario, where: str, progress: Progress) -> list[Op]:
