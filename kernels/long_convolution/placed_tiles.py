@@ -191,10 +191,12 @@ def _tile_inputs(op: Op, generator: torch.Generator, device: torch.device) -> tu
 
 
 def _line_inputs(op: Op, generator: torch.Generator, device: torch.device) -> tuple[Tensor, ...]:
-    """Of a row, whose last input lies before the position, or of a column, whose input lies first."""
+    """Of a row, whose inputs are all before the position, or of a column, whose outputs are all behind it;
+    there is room for as many as programs are launched for."""
     row = op.kind == "conv_row"
-    lags = power_from(op["inputs"] if row else op["outputs"])
-    y, z, position = _inputs(op, generator, device, lags + 1, lags if row else 0)
+    count = op["inputs"] if row else op["outputs"]
+    lags = power_from(count)
+    y, z, position = _inputs(op, generator, device, lags + 1, count if row else lags - count)
     return y, random_taps(op, generator, device, op["layers"], lags), z, position
 
 

@@ -114,7 +114,7 @@ ROWS_BY_FOUR = (*range(1, 13), 14, 15, 17, 18, 19, 20, *range(29, 33), *range(61
 BF16, FP16, FP32 = {"dtype": "bf16"}, {"dtype": "fp16"}, {"dtype": "fp32"}
 # Inputs and outputs of one op; larger ops are neither measured nor drawn.
 MOST_BYTES = 36e9
-MOST_CONV_BYTES = 2e9
+MOST_CONV_BYTES, MOST_TILE_BYTES = 2e9, 4e9
 SPARSE_BYTES = 2e10
 TRIES = 1000
 # Share of zeros in draws from a range that begins at 0.
@@ -372,7 +372,7 @@ def _sequence_operators() -> Iterator[Family]:
         yield Family(
             f"tile_{name}", square_tile(name), CHANNELS,
             {"batch": (1, 2, 4, 8), "side": sides, "layers": layers},
-            frozenset({"batch", "side"}), MOST_CONV_BYTES, FP32, ("layers",), besides=_layers_besides(name),
+            frozenset({"batch", "side"}), MOST_TILE_BYTES, FP32, ("layers",), besides=_layers_besides(name),
         )  # fmt: skip
     for kind, make, lags in (
         ("conv_row", conv.conv_row, "inputs"),

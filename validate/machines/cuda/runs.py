@@ -44,15 +44,18 @@ Once = Callable[[bool], tuple[CardRun, float]]
 MOST_WARM_UPS, WARM_S = 3, 0.05
 # A run shorter than this counts right after other runs, which take this long together.
 SHORT_S = 5e-3
+# Services share what is rehearsed.
+SERVICES = "services"
 
 
 @dataclass(slots=True, eq=False)
 class _Case:
-    """A card with the states of a case; `warm`: whether it is warmed up; `run_s`: time of a warm-up run."""
+    """A card with the states of a case; `warm`: the title of the runs for which it was warmed up last, or
+    SERVICES; `run_s`: time of a warm-up run."""
 
     key: Any
     card: Card
-    warm: bool = False
+    warm: str = ""
     run_s: float = math.inf
 
     @property
@@ -113,9 +116,12 @@ class CountedRun:
 
         with _memory_of(self._title):
             begun_s = time.perf_counter()
-            # Another program may need other captures, which ranks that wait for each other cannot make.
-            if not case.warm or case.joined:
+            # Another strategy on the same states needs other captures; those that serve are rehearsed by one
+            # program. Ranks that wait for each other cannot capture in a run that counts.
+            warm_for = self._title if rehearse is None else SERVICES
+            if case.warm != warm_for or case.joined:
                 _warm_up(case, once)
+                case.warm = warm_for
             first_runs_s = time.perf_counter() - begun_s
             if rehearse is None:
                 run, at_pace = pace().keeps(lambda: self._attempt(case, once))
@@ -160,12 +166,12 @@ def _warm_up(case: _Case, once: Once) -> None:
         run, run_s = once(True)
         if run.passed_over:
             # Of a long run all is captured, and the card has worked.
-            case.warm, case.run_s = True, run_s
+            case.run_s = run_s
             return
         if run.fresh:
             captured += 1
         else:
-            case.warm, case.run_s = True, run_s
+            case.run_s = run_s
             warm_s += run_s
     if case.joined:
         # In rehearsals ranks do not wait for each other.
