@@ -101,14 +101,25 @@ def operands(
 ) -> list[tuple[Tensor, ...]]:
     """Makes sets of random operands of an op: enough to rotate through L2, or as many as `stay` there."""
     first = kernel.inputs(op, torch.Generator(device).manual_seed(SEED), torch.device(device))
-    set_bytes = sum(x.nbytes for x in first)
+    set_bytes = bytes_of(first)
     count = min(MOST_SETS, cases.rotation(set_bytes, l2_bytes))
     if stay:
         count = max(1, min(cases.LEAST_CALLS, l2_bytes // WRITTEN_SHARE // set_bytes))
     elif MOST_SETS * set_bytes <= l2_bytes:
         # All sets would stay in the cache as well.
         count = min(count, cases.LEAST_CALLS)
-    return [first, *(tuple(map(_twin, first)) for _ in range(count - 1))]
+    return [first, *(twins(first) for _ in range(count - 1))]
+
+
+def bytes_of(tensors: Sequence[Tensor]) -> int:
+    """Returns the bytes of tensors; of one that comes twice, once."""
+    return sum({(x.data_ptr(), x.shape): x.nbytes for x in tensors}.values())
+
+
+def twins(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """Copies tensors; one that comes twice stays one."""
+    copies = {(x.data_ptr(), x.shape): _twin(x) for x in tensors}
+    return tuple([copies[x.data_ptr(), x.shape] for x in tensors])
 
 
 def _twin(x: Tensor) -> Tensor:
@@ -130,7 +141,7 @@ def measured(kernel: Kernel, op: Op, floor: Roofline, card: Card) -> Point:
     with torch.inference_mode(), no_collections(), one_stream({}):
         written = op.kind in AS_WRITTEN
         sets = operands(kernel, op, card.l2_bytes, stay=written)
-        set_bytes = sum(x.nbytes for x in sets[0])
+        set_bytes = bytes_of(sets[0])
         calls, took_s = calls_over(kernel, op, sets)
         graph, slow, loading = _captured(_spaced(calls)), took_s >= SLOW_S, loads(op, floor)
         seconds = list[float]()
