@@ -10,8 +10,10 @@ from simcore.devices.price import roofline
 from simcore.devices.spec import load_device
 from simcore.kernels.table import TABLE
 from simcore.ops import op as ops
+from simcore.ops.convolution import tile
 from simcore.validate.benchmarks import timing as bench_timing
 from simcore.validate.timing import cuda_times as card_measure
+from simcore.validate.timing.card_kernels import ON_CARDS
 from tests.thorough import slow
 
 START_S, OTHER_S = 2.3e-6, 1.1e-6
@@ -165,3 +167,12 @@ def test_sets_of_operands_stay_in_the_cache_or_go_round_it(tokens: int, stays: i
         sets = card_measure.operands(kernel, op, 60_000_000, "cpu", stay=stay)
         assert len(sets) == count
         assert len({x.data_ptr() for one in sets for x in one}) == count * len(sets[0])
+
+
+def test_sets_of_a_tile_are_as_many_as_what_it_works_on_needs() -> None:
+    """However it is launched: its tensors may have more positions than it reads and writes."""
+    op = tile("flash_conv", layers=1, batch=1, channels=64, side=64, outputs=64, dtype="fp32")
+    alone, placed = (card_measure.operands(t[op.kind], op, 300_000, "cpu") for t in (TABLE, ON_CARDS))
+    assert sum(x.nbytes for x in placed[0]) > sum(x.nbytes for x in alone[0]) == 255 * 64 * 4
+    # Three caches full, and the one in use.
+    assert len(alone) == len(placed) == 1 + 14

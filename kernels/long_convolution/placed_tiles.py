@@ -176,10 +176,9 @@ _TABLE: Mapping[str, Run] = {
 def _inputs(
     op: Op, generator: torch.Generator, device: torch.device, positions: int, at: int
 ) -> tuple[Tensor, ...]:
-    """Returns y and z of so many positions, and a position. They are one tensor: what is read of the one is
-    before the position, what is written of the other is not, and together they are as large as a tile's."""
-    a = activations(op, generator, device, op["layers"], positions)
-    return a, a, torch.full((1,), at, dtype=torch.int32, device=device)
+    """Returns y and z of so many positions, and a position."""
+    y, z = (activations(op, generator, device, op["layers"], positions) for _ in range(2))
+    return y, z, torch.full((1,), at, dtype=torch.int32, device=device)
 
 
 def _tile_inputs(op: Op, generator: torch.Generator, device: torch.device) -> tuple[Tensor, ...]:

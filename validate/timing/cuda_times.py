@@ -37,7 +37,7 @@ from torch import Tensor
 from triton.errors import TritonError
 
 from simcore.devices.fitted import WRITTEN
-from simcore.devices.interpolation import COLD, STAY
+from simcore.devices.interpolation import COLD, STAY, operand_bytes
 from simcore.devices.making import Point
 from simcore.input.files import InputError
 from simcore.kernels.kernel import DTYPES, Kernel
@@ -101,25 +101,19 @@ def operands(
 ) -> list[tuple[Tensor, ...]]:
     """Makes sets of random operands of an op: enough to rotate through L2, or as many as `stay` there."""
     first = kernel.inputs(op, torch.Generator(device).manual_seed(SEED), torch.device(device))
-    set_bytes = bytes_of(first)
+    set_bytes = _bytes_of(op, first)
     count = min(MOST_SETS, cases.rotation(set_bytes, l2_bytes))
     if stay:
         count = max(1, min(cases.LEAST_CALLS, l2_bytes // WRITTEN_SHARE // set_bytes))
     elif MOST_SETS * set_bytes <= l2_bytes:
         # All sets would stay in the cache as well.
         count = min(count, cases.LEAST_CALLS)
-    return [first, *(twins(first) for _ in range(count - 1))]
+    return [first, *(tuple(map(_twin, first)) for _ in range(count - 1))]
 
 
-def bytes_of(tensors: Sequence[Tensor]) -> int:
-    """Returns the bytes of tensors; of one that comes twice, once."""
-    return sum({(x.data_ptr(), x.shape): x.nbytes for x in tensors}.values())
-
-
-def twins(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """Copies tensors; one that comes twice stays one."""
-    copies = {(x.data_ptr(), x.shape): _twin(x) for x in tensors}
-    return tuple([copies[x.data_ptr(), x.shape] for x in tensors])
+def _bytes_of(op: Op, tensors: Sequence[Tensor]) -> int:
+    """Returns the bytes that an op works on: a tile takes a part of its tensors."""
+    return operand_bytes(op.kind, {name: op[name] for name, _ in op.shape}) or sum(x.nbytes for x in tensors)
 
 
 def _twin(x: Tensor) -> Tensor:
@@ -141,7 +135,7 @@ def measured(kernel: Kernel, op: Op, floor: Roofline, card: Card) -> Point:
     with torch.inference_mode(), no_collections(), one_stream({}):
         written = op.kind in AS_WRITTEN
         sets = operands(kernel, op, card.l2_bytes, stay=written)
-        set_bytes = bytes_of(sets[0])
+        set_bytes = _bytes_of(op, sets[0])
         calls, took_s = calls_over(kernel, op, sets)
         graph, slow, loading = _captured(_spaced(calls)), took_s >= SLOW_S, loads(op, floor)
         seconds = list[float]()
