@@ -6,14 +6,17 @@ from typing import Any
 
 import pytest
 
+from simcore.devices.interpolation import TILES
 from simcore.devices.price import roofline
 from simcore.devices.spec import load_device
+from simcore.kernels.long_convolution.placed_tiles import PLACED
 from simcore.kernels.table import TABLE
 from simcore.ops import op as ops
-from simcore.ops.convolution import tile
+from simcore.ops.convolution import conv_column, conv_row, tile
 from simcore.validate.benchmarks import timing as bench_timing
 from simcore.validate.timing import cuda_times as card_measure
 from simcore.validate.timing.card_kernels import ON_CARDS
+from simcore.validate.timing.cuda_times import LINES
 from tests.thorough import slow
 
 START_S, OTHER_S = 2.3e-6, 1.1e-6
@@ -176,3 +179,20 @@ def test_sets_of_a_tile_are_as_many_as_what_it_works_on_needs() -> None:
     assert sum(x.nbytes for x in placed[0]) > sum(x.nbytes for x in alone[0]) == 255 * 64 * 4
     # Three caches full, and the one in use.
     assert len(alone) == len(placed) == 1 + 14
+
+
+@pytest.mark.parametrize("count", [65, 100, 127, 128])
+def test_sets_of_rows_and_columns_go_round_the_cache(count: int) -> None:
+    """With what they read and write, however many positions their tensors have beside that."""
+    l2_bytes = 300_000
+    shape: dict[str, Any] = {"layers": 1, "batch": 1, "channels": 64, "dtype": "fp32"}
+    for op in (conv_row(**shape, inputs=count), conv_column(**shape, outputs=count)):
+        sets = card_measure.operands(ON_CARDS[op.kind], op, l2_bytes, "cpu")
+        # Inputs or outputs, and weights; of a column the outputs are counted twice, as they are also written.
+        assert (len(sets) - 1) * 2 * count * 64 * 4 > 1.9 * l2_bytes
+
+
+def test_a_card_runs_rows_columns_and_tiles_at_a_position_and_all_else_by_the_table() -> None:
+    for kind, kernel in ON_CARDS.items():
+        assert kernel.run is (PLACED[kind].run if kind in PLACED else TABLE[kind].run)
+    assert {*PLACED} == LINES | TILES

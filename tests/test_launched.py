@@ -11,6 +11,7 @@ from simcore.ops.op import Op
 from simcore.scenario import parse_scenario
 from simcore.validate.machines.cuts import units
 from simcore.validate.machines.here import Real
+from simcore.validate.timing import compile_ahead
 from simcore.validate.timing.op_times import op_times, plain
 from simcore.validate.timing.precompile import compile_for, launched
 from tests.test_card_real import LAYER, LINEAR
@@ -52,6 +53,15 @@ def test_each_op_is_tried_once_and_counted() -> None:
     ops = launched(scenario, "x", quiet)
     assert sorted(map(repr, tried)) == sorted(map(repr, ops))
     assert counted[-1] == (8, 8)
+
+
+def test_tiles_are_tried_whatever_they_move(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compile_ahead, "MOST_BYTES", 0.0)
+    tried = list[Op]()
+    scenario = parse_scenario(TILES, "x")
+    compile_for(scenario, "x", quiet, tried.append)
+    found = {op.kind for op in launched(scenario, "x", quiet)}
+    assert {op.kind for op in tried} == {kind for kind in found if kind.startswith("tile_")} < found
 
 
 def test_what_is_wrong_with_a_scenario_is_told_before_anything_is_compiled() -> None:

@@ -199,8 +199,6 @@ def test_random_inputs_fit(kind: str) -> None:
     tensors = PLACED[kind].inputs(op, generator, DEVICE)
     before = tensors[2].clone()
     assert not has_kernel(before)
-    # Kernels refuse sums in the memory that they read.
-    assert tensors[0].data_ptr() != tensors[2].data_ptr()
     PLACED[kind].run(op, *tensors)
     written = (tensors[2] != before).any(dim=(0, 1, 3)).nonzero().ravel().tolist()
     position = int(tensors[3])

@@ -12,7 +12,7 @@ import os
 import signal
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing, suppress
@@ -30,7 +30,7 @@ from simcore.validate.timing.card_kernels import ON_CARDS
 MOST_PROCESSES = 14
 # Cores left to the measurement and to other work.
 SPARE_CORES = 2
-# Of a grid, ops that move more launch the same kernels as smaller ops, and take long to try.
+# Ops that move more launch the same kernels as smaller ops, and take long to try.
 MOST_BYTES = 2e9
 MOST_TRIES = 100
 
@@ -52,14 +52,14 @@ def as_compiled(
     op_of: Callable[[T], Op | None],
     until_s: float,
     tried: Try | None = None,
-    most_bytes: float = MOST_BYTES,
+    whatever: Collection[str] = (),
 ) -> Iterator[T]:
     """Yields items, each as soon as the kernels of its op are compiled, or at `until_s` (time.perf_counter).
-    `op_of`: None for an item that need not wait; `tried`: a function that launches an op once; `most_bytes`:
-    ops that move more are not tried."""
+    `op_of`: None for an item that need not wait; `tried`: a function that launches an op once; `whatever`:
+    kinds of op that are tried whatever they move, others up to MOST_BYTES."""
     put_off: list[tuple[T, list[Future[None]]]] = []
     ended = 0
-    with closing(_Compilers(most_bytes)) as compilers:
+    with closing(_Compilers(whatever)) as compilers:
         for item in items:
             # Otherwise the ops tried first, a few of many kinds, would come last.
             if compilers.ended > ended:
@@ -97,11 +97,11 @@ def launch(op: Op) -> None:
 
 
 class _Compilers:
-    """Processes that compile; they start at the first kernel to compile. `most_bytes`: ops that move more are
-    not tried; `ended`: how many kernels have been compiled."""
+    """Processes that compile; they start at the first kernel to compile. `whatever`: kinds of op that are
+    tried whatever they move; `ended`: how many kernels have been compiled."""
 
-    def __init__(self, most_bytes: float = MOST_BYTES) -> None:
-        self._most_bytes = most_bytes
+    def __init__(self, whatever: Collection[str] = ()) -> None:
+        self._whatever = whatever
         self._pool: ProcessPoolExecutor | None = None
         self._jobs: dict[tuple[str, str, str], Future[None]] = {}
         self.ended = 0
@@ -117,7 +117,8 @@ class _Compilers:
         """Returns the compile jobs of the kernels that an op launches; a missing kernel is not launched. If
         MOST_TRIES ops of a kind had no kernel to compile, its other ops are not tried."""
         kind, found = (op.kind, op.dtype), list[Future[None]]()
-        if op.work.hbm_bytes > self._most_bytes or self._in_vain[kind] >= MOST_TRIES:
+        large = op.work.hbm_bytes > MOST_BYTES and op.kind not in self._whatever
+        if large or self._in_vain[kind] >= MOST_TRIES:
             return found
         self._in_vain[kind] += 1
 

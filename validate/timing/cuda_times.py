@@ -71,6 +71,8 @@ SHORT_S = 2e-5
 # The cache has to be more than so many times as large as warm operands, which stay in half of it
 # (`devices.price.STAYS`), and as all sets of fresh operands, to which other ops leave less of it.
 WARM_SHARE, WRITTEN_SHARE = 2, 4
+# A card runs these on all positions of a model.
+LINES = frozenset({"conv_row", "conv_column"})
 # Sides of the square products that give the rate of a number format.
 SIDE = 8192
 CALLS_OF_RATES = 4
@@ -112,8 +114,11 @@ def operands(
 
 
 def _bytes_of(op: Op, tensors: Sequence[Tensor]) -> int:
-    """Returns the bytes that an op works on: a tile takes a part of its tensors."""
-    return operand_bytes(op.kind, {name: op[name] for name, _ in op.shape}) or sum(x.nbytes for x in tensors)
+    """Returns the bytes that an op works on: a tile, a row or a column takes a part of its tensors."""
+    every = sum(x.nbytes for x in tensors)
+    if op.kind in LINES:
+        return min(every, int(op.work.hbm_bytes))
+    return operand_bytes(op.kind, {name: op[name] for name, _ in op.shape}) or every
 
 
 def _twin(x: Tensor) -> Tensor:

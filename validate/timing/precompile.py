@@ -4,12 +4,12 @@ A kernel is compiled at its first launch, for a second or more, and a run launch
 beforehand, all are compiled in parallel (`simcore.validate.timing.compile_ahead`).
 """
 
-import math
 import time
 from collections.abc import Hashable, Iterable
 from typing import Any
 
 from simcore.assembly import Place, assemble
+from simcore.devices.interpolation import TILES
 from simcore.kernels.long_convolution.placed_tiles import power_from
 from simcore.kernels.table import TABLE
 from simcore.machine.trace import Trace
@@ -38,8 +38,8 @@ def compile_for(scenario: Scenario, where: str, progress: Progress, tried: Try |
     InputError or ModelError with one line."""
     ops = [*{_captured(op): op for op in launched(scenario, where, progress)}.values()]
     until_s = time.perf_counter() + MOST_S
-    # Long tiles have kernels of their own, however much they move: what a scenario launches fits on its card.
-    compiled = as_compiled(ops, lambda op: op, until_s, tried or launch, most_bytes=math.inf)
+    # Each side has kernels of its own, and a scenario need not have a smaller tile of it.
+    compiled = as_compiled(ops, lambda op: op, until_s, tried or launch, whatever=TILES)
     for done, _ in enumerate(compiled):
         progress("compiling for op", done, len(ops))
     progress("compiling for op", len(ops), len(ops))

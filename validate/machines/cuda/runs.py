@@ -50,12 +50,12 @@ SERVICES = "services"
 
 @dataclass(slots=True, eq=False)
 class _Case:
-    """A card with the states of a case; `warm`: the title of the runs for which it was warmed up last, or
-    SERVICES; `run_s`: time of a warm-up run."""
+    """A card with the states of a case; `warm`: titles of runs for which it is warmed up, or SERVICES;
+    `run_s`: time of a warm-up run."""
 
     key: Any
     card: Card
-    warm: str = ""
+    warm: set[str] = field(default_factory=set)
     run_s: float = math.inf
 
     @property
@@ -72,10 +72,10 @@ class _Case:
 
 
 class CountedRun:
-    """A run that counts, with its host at its pace if possible; before the first run of a case, some that do
-    not count (`_warm_up`). A finished run no longer refers to its case: otherwise it would keep the case's
-    memory from the next one. `ended` gets the run, whether its host was at its pace, and the seconds of
-    first runs."""
+    """A run that counts, with its host at its pace if possible; before the first run of each strategy
+    of a case, some that do not count (`_warm_up`). A finished run no longer refers to its case: otherwise it
+    would keep the case's memory from the next one. `ended` gets the run, whether its host was at its pace,
+    and the seconds of first runs."""
 
     def __init__(
         self,
@@ -119,9 +119,8 @@ class CountedRun:
             # Another strategy on the same states needs other captures; those that serve are rehearsed by one
             # program. Ranks that wait for each other cannot capture in a run that counts.
             warm_for = self._title if rehearse is None else SERVICES
-            if case.warm != warm_for or case.joined:
-                _warm_up(case, once)
-                case.warm = warm_for
+            if (warm_for not in case.warm or case.joined) and _warm_up(case, once):
+                case.warm.add(warm_for)
             first_runs_s = time.perf_counter() - begun_s
             if rehearse is None:
                 run, at_pace = pace().keeps(lambda: self._attempt(case, once))
@@ -160,14 +159,15 @@ class CountedRun:
             self._feeds.append((to, inbox, arrivals))
 
 
-def _warm_up(case: _Case, once: Once) -> None:
-    captured, warm_s = 0, 0.0
+def _warm_up(case: _Case, once: Once) -> bool:
+    """Makes runs that do not count; returns whether one of them captured nothing, as the next will not."""
+    captured, warm_s, case.run_s = 0, 0.0, math.inf
     while captured < MOST_WARM_UPS and warm_s < WARM_S:
         run, run_s = once(True)
         if run.passed_over:
             # Of a long run all is captured, and the card has worked.
             case.run_s = run_s
-            return
+            return True
         if run.fresh:
             captured += 1
         else:
@@ -176,6 +176,7 @@ def _warm_up(case: _Case, once: Once) -> None:
     if case.joined:
         # In rehearsals ranks do not wait for each other.
         case.run_s = once(False)[1]
+    return warm_s > 0.0
 
 
 @contextmanager
