@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from statistics import fmean, median
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -619,7 +619,8 @@ def test_a_run_that_is_over_holds_its_case_no_more() -> None:
     class Held:
         """Something that can be looked for."""
 
-        warm = joined = False
+        warm: ClassVar[set[str]] = set()
+        joined = False
 
         def reset(self) -> None:
             """Nothing to do."""

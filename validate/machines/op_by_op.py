@@ -22,7 +22,7 @@ from simcore.devices.making import Point, shape_text
 from simcore.devices.price import launches_and_floor
 from simcore.devices.profile import NO_PROFILE, has_profile, load_profile
 from simcore.devices.spec import load_device
-from simcore.kernels.table import TABLE, Kernel
+from simcore.kernels.kernel import Kernel
 from simcore.machine.trace import Trace
 from simcore.ops.op import Op, Price, Pricer, Roofline
 from simcore.studies.common import Progress
@@ -38,6 +38,7 @@ from simcore.validate.ladder.rungs import (
 )
 from simcore.validate.machines.cuts import units
 from simcore.validate.machines.reuse import found_in_cache
+from simcore.validate.timing.card_kernels import ON_CARDS
 from simcore.validate.timing.cuda_times import FAILURES, go_on, measured
 from simcore.validate.timing.op_times import op_times, plain
 
@@ -131,7 +132,7 @@ def measure_alone(
     card: Card,
     progress: Progress,
     *,
-    table: Mapping[str, Kernel] = TABLE,
+    table: Mapping[str, Kernel] = ON_CARDS,
     measure: Measure | None = None,
 ) -> Isolated:
     """Measures the distinct local ops of real runs on this card, at most MOST_SHAPES per kind and dtype."""

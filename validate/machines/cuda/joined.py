@@ -162,8 +162,9 @@ class JoinedQueue:
                     each.result()
         ended = [sent for sent in self._sent if all(each.done() for each in sent.queueing)]
         for sent in ended:
-            # A launch takes as long as that of its first rank.
-            sent.launches[0].took_s += sum(each.result() for each in sent.queueing[:1])
+            # A launch takes as long as that of its first rank; that of another may have failed meanwhile.
+            took_s = [each.result() for each in sent.queueing]
+            sent.launches[0].took_s += sum(took_s[:1])
             for launch in sent.launches:
                 launch.ticket.replays += 1
                 launch.ticket.queued(sent.records)
