@@ -143,6 +143,21 @@ class SharedUse:
 
 
 @dataclass(frozen=True, config=STRICT)
+class LimitedPower:
+    """The constants of the law by which arithmetic takes longer under load (`simcore.sim.power`), measured;
+    powers in shares of the most that the card may take."""
+
+    arithmetic: Positive = Field(description="power of products that arithmetic bounds, at the full clock")
+    others: NonNegative = Field(description="power of ops that memory bounds")
+    idle: NonNegative = Field(description="power of a card at rest")
+    over_s: Positive = Field(description="seconds over which power counts")
+    cases: Count = Field(description="cases that were fitted to")
+    error_pct: NonNegative = Field(description="how far times of products in them are off, %, the median")
+    processor: str = Field(description="on what it was measured")
+    date: str = Field(description="when it was measured")
+
+
+@dataclass(frozen=True, config=STRICT)
 class FittedProfile:
     """The fits of a device."""
 
@@ -169,6 +184,9 @@ class FittedProfile:
     )
     contention: SharedUse | None = Field(
         default=None, description="how graphs slow each other down, where several at a time were measured too"
+    )
+    power: LimitedPower | None = Field(
+        default=None, description="how much longer arithmetic takes under load, if that was measured too"
     )
 
     def __post_init__(self) -> None:
@@ -440,7 +458,7 @@ def write_fitted(profile: FittedProfile, folder: Path) -> None:
     """Writes profile.yaml and fits.csv into an existing folder; `read_fitted` reads the same profile, if a
     measured profile's points.csv is there too."""
     document = {key: value for key, value in asdict(profile).items() if key not in ("fits", "points")}
-    for name in ("contention", "renewed"):
+    for name in ("contention", "power", "renewed"):
         if not document[name]:
             del document[name]
     _write_document(document, folder)
@@ -452,13 +470,14 @@ def write_fitted(profile: FittedProfile, folder: Path) -> None:
     (folder / FITS).write_text(out.getvalue(), encoding="utf-8")
 
 
-def write_shared_use(found: SharedUse, folder: Path) -> None:
-    """Replaces the constants of contention in the profile.yaml of a folder; the rest stays. Raises InputError
-    if it is no fitted or measured profile."""
+def write_law(found: SharedUse | LimitedPower, folder: Path) -> None:
+    """Replaces the constants of a law in the profile.yaml of a folder; the rest stays. Raises InputError if
+    it is no fitted or measured profile."""
     document = read_yaml(folder / "profile.yaml")
     if not isinstance(document, dict) or document.get("granularity") not in (FITTED, MEASURED):
         raise InputError(f"{folder / 'profile.yaml'}: is no fitted or measured profile")
-    _write_document({**document, "contention": asdict(cast(Any, found))}, folder)
+    name = "contention" if isinstance(found, SharedUse) else "power"
+    _write_document({**document, name: asdict(cast(Any, found))}, folder)
 
 
 def _write_document(document: Mapping[str, Any], folder: Path) -> None:

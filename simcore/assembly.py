@@ -33,6 +33,7 @@ from simcore.ops.op import MULTIPLIED_AS, Op, Price, Pricer
 from simcore.scenario import Scenario
 from simcore.sim.contention import Rates, max_min_rates, shared_reads
 from simcore.sim.kept import KeptPrices, cache_folder, code_digest
+from simcore.sim.power import PowerLimit
 from simcore.sim.runs import Start, simulated
 from simcore.studies import decode, operators, serving, tiling
 from simcore.studies.common import Outcome, Study
@@ -350,7 +351,8 @@ def _on_device(scenario: Scenario, where: str, device: DeviceInUse, place: Place
         kept = KeptPrices(_price_key(device, link, in_graph_s), folder)
         hardware = replace(hardware, kept=kept)
     if (given := place.prices) is not None:
-        hardware = replace(hardware, price=lambda ranks, latency_s, free: given, kept=None)
+        # Times of a run are those of its load.
+        hardware = replace(hardware, price=lambda ranks, latency_s, free: given, kept=None, power=None)
     hardware = replace(hardware, price=_all_in_graphs(hardware.price, in_graph_s))
     described = _described(device, link, _formats(hardware.dtypes), hardware.overheads, link_name)
     if isinstance(scenario, ServingScenario):
@@ -717,6 +719,7 @@ def _hardware(
         repeats=place.repeats,
         processors=spec.processors,
         jobs=place.jobs,
+        power=_power_limit(device, fitted),
         vendor=spec.vendor,
         board_power_w=spec.board_power_w,
     )
@@ -733,6 +736,13 @@ def _overheads(where: str, scenario: Scenario, device: DeviceInUse, place: Place
         except InputError as error:
             raise InputError(f"{where}: {error}") from None
     return found
+
+
+def _power_limit(device: DeviceInUse, profile: FittedProfile | None) -> PowerLimit | None:
+    """Returns the limit of a card's power, if it was measured on such a card: of others, to which prices are
+    carried over, nothing is known."""
+    power = profile.power if profile and device.base == device.measured_on.name else None
+    return PowerLimit(power.arithmetic, power.others, power.idle, power.over_s) if power else None
 
 
 def _memory_reach(spec: DeviceSpec, shared: SharedUse | None) -> dict[str, float]:

@@ -31,6 +31,7 @@ MODULES = (
     "schedules.prefix_cache",
     "sim.contention",
     "sim.sharing",
+    "sim.power",
     "sim.rows",
     "sim.host",
     "sim.clock",

@@ -23,7 +23,7 @@ import triton
 import typer
 from typer.testing import CliRunner
 
-from simcore.devices.fitted import Birth, FittedProfile, SharedUse, write_shared_use
+from simcore.devices.fitted import Birth, FittedProfile, SharedUse, write_law
 from simcore.devices.interpolation import COLD, FEW_ROWS, STAY, Measured, coordinates, operand_bytes
 from simcore.devices.making import Point, shape_text, write_whole
 from simcore.devices.price import launches_and_floor, pricer, roofline
@@ -220,7 +220,7 @@ def test_what_was_fitted_of_contention_stays(card: Callable[..., list[Op]], tmp_
     table = {"sample": TABLE["sample"]}
     calibrate_card(target, True, quiet, table=table, within_s=60.0)
     found = SharedUse(3e-6, 0.0, 0.95, 14, 12, 3.0, "NVIDIA H200", "2026-11-22T11:19:28+00:00")
-    write_shared_use(found, target)
+    write_law(found, target)
     _, again = calibrate_card(target, True, quiet, table=table, within_s=60.0)
     assert again.contention == found
     assert load_profile("h200-sxm", str(target / "profile.yaml")) == again
@@ -298,7 +298,7 @@ def test_how_graphs_share_the_card_is_measured_or_noted(
     target, table = tmp_path / "local", {"sample": TABLE["sample"]}
     calibrate_card(target, True, quiet, table=table, within_s=60.0)
     if before is not None:
-        write_shared_use(before, target)
+        write_law(before, target)
     found, begun_s, seen = (
         SharedUse(4e-6, 0.0, 0.95, 3, 3, 2.0, "NVIDIA H200", "2026-11-23"),
         time.perf_counter(),

@@ -135,13 +135,17 @@ NO_ORIGIN = Origin()
 
 class BurstCost:
     """The work of a burst: pieces in order, whose prices come from `origin`. `launch_s`: host time of a
-    launch; `since_s`: when its stream last began to work; `kernels`: kernels in a replay."""
+    launch; `since_s`: when its stream last began to work; `kernels`: kernels in a replay. `arithmetic_s`: the
+    part of a replay's price in ops that arithmetic bounds, without those whose sizes grow; `longer_s`: by how
+    much each replay has become longer since."""
 
     __slots__ = (
         "_around",
         "_begins",
+        "arithmetic_s",
         "kernels",
         "launch_s",
+        "longer_s",
         "origin",
         "pieces",
         "replays",
@@ -149,8 +153,9 @@ class BurstCost:
         "total_s",
     )
 
-    def __init__(self, pieces: list[Piece], origin: Origin = NO_ORIGIN) -> None:
+    def __init__(self, pieces: list[Piece], origin: Origin = NO_ORIGIN, arithmetic_s: float = 0.0) -> None:
         self.pieces = pieces
+        self.arithmetic_s, self.longer_s = arithmetic_s, 0.0
         last = pieces[-1]
         count = last.count
         self.replays = last.first + count
@@ -225,6 +230,16 @@ class BurstCost:
         until_s, demand = self.end_s(last), self.demand(replay)
         self._around = work_s, until_s, demand, last
         return until_s, demand
+
+    def lengthen(self, seconds: float) -> None:
+        """Makes each replay this much longer."""
+        self._around, self._begins = UNKNOWN, None
+        self.longer_s += seconds
+        for piece in self.pieces:
+            cost = piece.cost
+            piece.cost = (cost[0] + seconds, cost[1], cost[2], cost[3])
+            piece.before_s += piece.first * seconds
+        self.total_s += self.replays * seconds
 
     def truncate(self, replays: int) -> None:
         """Keeps only the first `replays` replays."""

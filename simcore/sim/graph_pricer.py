@@ -35,6 +35,7 @@ from simcore.sim.bursts import (
     lines,
     pieces_of,
 )
+from simcore.sim.power import FORMATS
 
 End = Literal["value", "low", "high"]
 ENDS: tuple[End, ...] = get_args(End)
@@ -44,7 +45,8 @@ MOST_KNOWN = 1 << 15
 # The octave (bursts.Lines) by which `settle_by_probes` decides, and all other sizes there: tokens from
 # 131,072 on, of a number of sequences that profiles hardly measure: between measured points prices bend.
 PROBED, OTHERS = 18, 37
-# Seconds at each end, floor, memory, arithmetic; and for each source its seconds at each end.
+# Seconds at each end, floor, memory, arithmetic, seconds of ops that arithmetic bounds; and for each source
+# its seconds at each end.
 PricedEnds = tuple[tuple[float, ...], tuple[tuple[SourceKind, tuple[float, ...]], ...]]
 Key = tuple[int, ...]
 # The name of the size that grows, and the values of all sizes, with 0 for the growing one.
@@ -178,7 +180,7 @@ class PricedGroups:
         return found
 
     def _cost(self, group: Group, sizes: Mapping[str, int]) -> PricedEnds:
-        value_s = low_s = high_s = least_s = memory_s = compute_s = 0.0
+        value_s = low_s = high_s = least_s = memory_s = compute_s = bound_s = 0.0
         shares: dict[SourceKind, list[float]] = {}
         for op, count in group.ops:
             here = op.at(sizes)
@@ -188,6 +190,8 @@ class PricedGroups:
             value_s, low_s, high_s = value_s + taken[0], low_s + taken[1], high_s + taken[2]
             memory_s += count * floor.memory_s
             compute_s += count * floor.compute_s
+            if floor.compute_s > floor.memory_s and op.dtype in FORMATS:
+                bound_s += taken[0]
             # An assumed price may be faster than the datasheet allows (law 6).
             if price.source != "assumed":
                 least_s += count * floor.seconds
@@ -195,21 +199,23 @@ class PricedGroups:
             for i in range(len(ENDS)):
                 known[i] += taken[i]
         by_source = tuple([(source, tuple(shares[source])) for source in SOURCES if source in shares])
-        return (value_s, low_s, high_s, least_s, memory_s, compute_s), by_source
+        return (value_s, low_s, high_s, least_s, memory_s, compute_s, bound_s), by_source
 
 
 def _at(priced: PricedEnds, number: int) -> Cost:
     """The cost at end number `number` of ENDS."""
     numbers = priced[0]
-    return (numbers[number], *numbers[len(ENDS) :])  # type: ignore[return-value]
+    return (numbers[number], numbers[3], numbers[4], numbers[5])
 
 
 @dataclass(slots=True, eq=False)
 class _Priced:
     """A graph priced at the sizes that do not grow: its fixed groups cost `cost`, its growing groups
-    `curves`. `line`: if there is one curve, the stretch used last, plus `cost`."""
+    `curves`. `line`: if there is one curve, the stretch used last, plus `cost`. `arithmetic_s`: see
+    `bursts.BurstCost`."""
 
     cost: Cost
+    arithmetic_s: float
     curves: list[tuple[Curve, str, SourceKind]]
     origin: Origin
     line: Straight
@@ -310,7 +316,7 @@ class GraphPricer:
             if len(plan.known) >= MOST_KNOWN:
                 plan.known.clear()
             priced = plan.known[fixed] = self._priced(plan, sizes)
-        return BurstCost(priced.pieces(sizes, advance, replays), priced.origin)
+        return BurstCost(priced.pieces(sizes, advance, replays), priced.origin, priced.arithmetic_s)
 
     def _plan(self, graph: Graph, advance: Mapping[str, int]) -> _Plan:
         groups = self._groups.of(graph)
@@ -323,13 +329,14 @@ class GraphPricer:
         return _Plan(graph, stays, [(group, names[0]) for group, names in grows], key, together)
 
     def _priced(self, plan: _Plan, sizes: Mapping[str, int]) -> _Priced:
-        seconds = least_s = memory_s = compute_s = 0.0
+        seconds = least_s = memory_s = compute_s = arithmetic_s = 0.0
         shares: dict[SourceKind, float] = {}
         for group in plan.stays:
             priced = self._fixed(group, sizes)
             cost, parts = _at(priced, self._number), self._shares(priced)
             seconds, least_s = seconds + cost[0], least_s + cost[1]
             memory_s, compute_s = memory_s + cost[2], compute_s + cost[3]
+            arithmetic_s += priced[0][6]
             for source, of_source_s in parts:
                 shares[source] = shares.get(source, 0.0) + of_source_s
         curves = [
@@ -337,7 +344,8 @@ class GraphPricer:
             for group, name in plan.grows
         ]
         origin = Origin(tuple(shares.items()), curves[0][2] if curves else None)
-        return _Priced((seconds, least_s, memory_s, compute_s), curves, origin, NOWHERE)
+        cost = (seconds, least_s, memory_s, compute_s)
+        return _Priced(cost, arithmetic_s, curves, origin, NOWHERE)
 
     def _one_by_one(
         self, plan: _Plan, sizes: Mapping[str, int], advance: Mapping[str, int], replays: int

@@ -14,6 +14,7 @@ from simcore.machine.trace import Trace
 from simcore.ops.op import Pricer, Roofline
 from simcore.sim.contention import Rates, max_min_rates
 from simcore.sim.graph_pricer import GraphPricer
+from simcore.sim.power import PowerLimit
 from simcore.sim.segments import Cuts
 from simcore.sim.simulation import DeviceSizes, Outcomes, RankKind, Route, Simulation, no_device_sizes
 
@@ -54,6 +55,7 @@ class Setup:
     graph_pricer: GraphPricer | None = None
     cuts: Cuts | None = None
     device_sizes: DeviceSizes = no_device_sizes
+    power: PowerLimit | None = None
     others: Sequence[RankKind] = ()
     case: str = ""
     title: str = ""
@@ -78,6 +80,7 @@ def simulated(setup: Setup) -> Run:
         graph_pricer=setup.graph_pricer,
         cuts=setup.cuts,
         device_sizes=setup.device_sizes,
+        power=setup.power,
         others=setup.others,
     )
 

@@ -38,6 +38,7 @@ from simcore.sim.clock import Clock
 from simcore.sim.contention import Demand, Rates, max_min_rates
 from simcore.sim.graph_pricer import GraphPricer
 from simcore.sim.host import CauseSteps, Launch, Signals, SimMachine, Steps, latest, then
+from simcore.sim.power import Load, PowerLimit
 from simcore.sim.rows import RowLaunch
 from simcore.sim.segments import Cuts, Segment
 from simcore.sim.sharing import Execution, Listed, Piece, SharedDevice
@@ -137,6 +138,7 @@ class RankKind:
     graph_pricer: GraphPricer | None = None
     cuts: Cuts | None = None
     device_sizes: DeviceSizes = no_device_sizes
+    power: PowerLimit | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -184,6 +186,9 @@ class Simulation:
     `device_sizes` returns the sizes that kernels of a graph read in the device's memory; hosts write them
     (`Overheads.size_s`).
 
+    `power`: the limit of the devices' power, by which launches in closed form take longer under load
+    (power.py).
+
     `others`: kinds of ranks that come after those of `mesh`, each with a mesh of its own. Ranks are numbered
     through; a collective meets ranks of one kind, and programs may send to any rank.
     """
@@ -202,17 +207,19 @@ class Simulation:
         graph_pricer: GraphPricer | None = None,
         cuts: Cuts | None = None,
         device_sizes: DeviceSizes = no_device_sizes,
+        power: PowerLimit | None = None,
         others: Sequence[RankKind] = (),
     ) -> None:
         self.env = Clock()
         self.trace = Trace()
         first = RankKind(
             price, mesh or {"tensor": 1}, roofline, overheads or Overheads(), rates, graph_pricer, cuts,
-            device_sizes,
+            device_sizes, power,
         )  # fmt: skip
-        # By rank: the ranks of its kind, and its device.
+        # By rank: the ranks of its kind, its device, and what that has done lately if its power is limited.
         self._kinds: list[_Ranks] = []
         self._devices: list[SharedDevice] = []
+        self._loads: list[Load | None] = []
         for kind in (first, *others):
             self._add(kind)
         self.signals = Signals(self.env)
@@ -253,6 +260,7 @@ class Simulation:
         for _ in range(prod(ranks.mesh.values())):
             self._kinds.append(ranks)
             self._devices.append(SharedDevice(kind.rates))
+            self._loads.append(Load(kind.power) if kind.power is not None else None)
 
     # -- programs ----------------------------------------------------------------------------------
 
@@ -464,8 +472,12 @@ class Simulation:
         self._begin_at_once(stream, launch)
 
     def _cost(self, launch: RowLaunch) -> BurstCost:
-        pricer = self._kinds[launch.rank].graph_pricer
-        return pricer.ramp(launch.graph, launch.sizes, launch.advance, launch.repeat)
+        """The work of a launch that begins as soon as its host has issued it."""
+        pricer, load = self._kinds[launch.rank].graph_pricer, self._loads[launch.rank]
+        work = pricer.ramp(launch.graph, launch.sizes, launch.advance, launch.repeat)
+        if load is not None:
+            load.slow(work, max(launch.issued_s, self.env.now))
+        return work
 
     def _begin_at_once(self, stream: _Stream, launch: RowLaunch) -> None:
         """Begins a launch on an idle stream; at its end the stream runs what was queued meanwhile."""
@@ -533,6 +545,9 @@ class Simulation:
             )
         )  # fmt: skip
         self._add_to_sources(work)
+        load = self._loads[launch.rank]
+        if load is not None:
+            load.add(work, launch.begun_s, end_s)
         launch.ran = work.replays
         launch.end = launch.lane.free = Cause(None, end_s)
 

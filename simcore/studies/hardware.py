@@ -9,6 +9,7 @@ from simcore.models.decoder import Dtypes, Style
 from simcore.ops.op import Op, Price, Pricer, Roofline
 from simcore.sim.contention import Rates, max_min_rates
 from simcore.sim.kept import KeptPrices
+from simcore.sim.power import PowerLimit
 from simcore.sim.runs import Start, simulated
 
 
@@ -29,6 +30,7 @@ class Hardware:
     `start`: starts programs there; `repeats`: runs per case, of which the median counts (times on a real
     machine vary: `measured`). `hbm_bytes_per_s`: the datasheet's. `processors`: units that run the blocks of
     a kernel. `jobs`: the most processes that simulate. `kept`: the store of graph prices for other runs.
+    `power`: the limit of its power, None if nothing is known of it.
     `vendor`: who makes it, empty if unknown; `board_power_w`: most that one takes, W, None if unknown.
     """
 
@@ -54,6 +56,7 @@ class Hardware:
     processors: int = 0
     jobs: int = 1
     kept: KeptPrices | None = None
+    power: PowerLimit | None = None
     vendor: str = ""
     board_power_w: float | None = None
 

@@ -20,7 +20,7 @@ import typer
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass as checked
 
-from simcore.devices.fitted import FittedProfile, write_shared_use
+from simcore.devices.fitted import FittedProfile, write_law
 from simcore.devices.profile import NO_PROFILE, PROFILES, load_profile
 from simcore.devices.spec import load_device
 from simcore.input.files import InputError, is_path, unknown_name
@@ -165,15 +165,18 @@ def _numbers(option: str, text: str, least: int, most: int) -> list[int]:
 
 
 def _profile_of(device: str, name: str) -> FittedProfile | None:
-    if name == NO_PROFILE:
-        return None
+    return None if name == NO_PROFILE else fitted_profile(device, name)
+
+
+def fitted_profile(device: str, name: str) -> FittedProfile:
+    """Returns a fitted profile of a device. Raises InputError if it is of another kind."""
     found = load_profile(device, name)
     if not isinstance(found, FittedProfile):
         raise InputError(f"--profile {name}: has the op times of one model; a fitted profile is needed")
     return found
 
 
-def _folder(device: str, name: str) -> Path:
+def folder_of(device: str, name: str) -> Path:
     """Returns the folder of a profile by the rules of `load_profile`."""
     if not is_path(name, ".yaml"):
         return PROFILES / device / name
@@ -235,8 +238,8 @@ def main(
     missed = [f"{kind} {error:.2f} %" for kind, error in errors.items() if error >= MOST_PCT]
     if fit_ and errors and not missed:
         processor, date = _each(births, "device"), _each(births, "date_utc")
-        folder = _folder(name, profile)
-        write_shared_use(shared_use(*found, processor, date), folder)
+        folder = folder_of(name, profile)
+        write_law(shared_use(*found, processor, date), folder)
         typer.echo(f"written into {folder / 'profile.yaml'}")
     if missed or not errors:
         why = f"missed: {', '.join(missed)}" if missed else "nothing was judged"

@@ -19,6 +19,7 @@ import random
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, fields, replace
+from datetime import UTC, datetime
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -27,7 +28,7 @@ import torch
 
 from simcore.compiled import PACKAGE
 from simcore.devices.fit import Fit, fit_two
-from simcore.devices.fitted import Birth, FittedProfile, SharedUse
+from simcore.devices.fitted import Birth, FittedProfile, LimitedPower, SharedUse
 from simcore.devices.interpolation import Role, correction
 from simcore.devices.making import (
     ALIKE,
@@ -54,8 +55,10 @@ from simcore.studies.common import Progress
 from simcore.validate.benchmarks.timing import Card, birth, measure_card, one_line
 from simcore.validate.calibration import cuda_host as card_host
 from simcore.validate.calibration import cuda_nodes as card_nodes
+from simcore.validate.calibration import cuda_power as card_power
 from simcore.validate.calibration import cuda_sharing as card_sharing
 from simcore.validate.calibration import cuda_steps as card_steps
+from simcore.validate.calibration import power_fit
 from simcore.validate.calibration.cuda_grid import Family, drawn, families, grid
 from simcore.validate.calibration.records import (
     NAME,
@@ -80,8 +83,9 @@ REFINED_UNTIL, MOST_HALVINGS, REFINING_S = 0.03, 4, 10.0
 # Shapes of a kind that only check prices, drawn by their own seed.
 CHECKS, QUICK_CHECKS, CHECK_SEED = 40, 12, 20_250
 NOTED_FAILURES = 5
-# Seconds, at most this share of all, reserved for costs of verbs, kernels in graphs and contention.
-ENDING_S, ENDING_SHARE = 75.0, 0.3
+# Seconds, at most this share of all, reserved for costs of verbs, kernels in graphs, contention and limited
+# power.
+ENDING_S, ENDING_SHARE = 135.0, 0.3
 # Share of the measuring time after which kernels are compiled at the time of their measurement.
 COMPILING_SHARE = 0.8
 MOST_FAILURES = 20
@@ -146,15 +150,30 @@ def calibrate_card(
     )
     profile = profile_of(device, points, born, costs, failed, left_out, quick)
     said = (*profile.notes, memory, *verb_notes)
-    profile = replace(profile, notes=said, contention=_contention(target, device))
+    if (before := _before(target, device)) is not None:
+        profile = replace(profile, contention=before.contention, power=before.power)
+    profile = replace(profile, notes=said)
     # The profile of the measurements so far is safe even if the rest fails.
     write_whole(profile, points, target)
     unfinished.unlink(missing_ok=True)
-    if _shares(table):
-        shared, more = _shared_use(profile, quick, progress, begun_s + within_s - card_sharing.FITTING_S)
-        profile = replace(profile, notes=(*said, *more), contention=shared)
+    for with_law in _with_laws(profile, table, quick, progress, begun_s + within_s):
+        profile = with_law
         write_whole(profile, points, target)
     return target, profile
+
+
+def _with_laws(
+    profile: FittedProfile, kinds: Collection[str], quick: bool, progress: Progress, end_s: float
+) -> Iterator[FittedProfile]:
+    """Yields the profile with the constants of one law after the other, as far as `kinds` suffice."""
+    if _shares(kinds):
+        ends_s = end_s - card_sharing.FITTING_S - card_power.lasts_s(quick=quick) * ("matmul" in kinds)
+        shared, notes = _shared_use(profile, quick, progress, ends_s)
+        profile = replace(profile, notes=(*profile.notes, *notes), contention=shared)
+        yield profile
+    if "matmul" in kinds:
+        power, notes = _limited_power(profile.power, quick, progress)
+        yield replace(profile, notes=(*profile.notes, *notes), power=power)
 
 
 def _of_costs(device: str, target: Path, born: Birth, costs: Mapping[str, float]) -> FittedProfile:
@@ -216,13 +235,35 @@ def _shared_use(
         return profile.contention, [note]
 
 
-def _contention(target: Path, device: str) -> SharedUse | None:
-    """Returns the contention constants of the profile that `target` held before."""
+def _limited_power(
+    before: LimitedPower | None, quick: bool, progress: Progress
+) -> tuple[LimitedPower | None, list[str]]:
+    """Measures how much longer arithmetic takes under load; returns also notes. On failure keeps the earlier
+    constants."""
+    cases, done = card_power.cases(quick=quick), itertools.count()
+
+    def say(text: str) -> None:
+        progress(f"products under load, {text}: case", next(done), cases)
+
+    try:
+        rows, date = (
+            card_power.rows_here(quick=quick, say=say),
+            datetime.now(UTC).isoformat(timespec="seconds"),
+        )
+        return power_fit.limited_power(rows, torch.cuda.get_device_name(0), date), []
+    except card_measure.FAILURES as error:
+        kept = " (they are those of the profile before)" if before else ""
+        card_measure.go_on()
+        return before, [f"constants of limited power could not be measured{kept}: {one_line(error)}"]
+
+
+def _before(target: Path, device: str) -> FittedProfile | None:
+    """Returns the profile that `target` held before."""
     try:
         before = load_profile(device, str(target / "profile.yaml"))
     except InputError:
         return None
-    return before.contention if isinstance(before, FittedProfile) else None
+    return before if isinstance(before, FittedProfile) else None
 
 
 def this_card() -> str:

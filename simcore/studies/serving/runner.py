@@ -382,6 +382,7 @@ def prepared(bench: Bench, case: Case, replica: int, end: End = "value", most: i
         lockstep=(TENSOR,),
         rows=True,
         graph_pricer=first.graph_pricer,
+        power=first.power,
         others=others,
         case=repr((case.axes, replica)),
         title=_title(case.axes),
@@ -436,6 +437,7 @@ def _kind(servers: Servers, end: End) -> RankKind:
         overheads=bench.hardware.overheads,
         rates=_rates(bench.scenario, bench.hardware, end),
         graph_pricer=graph_pricer,
+        power=bench.hardware.power,
     )
 
 

@@ -1,0 +1,426 @@
+"""Arithmetic takes longer under load: the law by closed forms and by small steps, in the simulator, in
+profiles; its fit finds the constants that rows were made with, and those of the card that was measured."""
+
+import csv
+import math
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+from random import Random
+from statistics import median
+from typing import Any
+
+import numpy as np
+import pytest
+import typer
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+import simcore
+from simcore.assembly import assemble
+from simcore.devices.fitted import FittedProfile, LimitedPower, write_fitted, write_law
+from simcore.devices.profile import load_profile
+from simcore.input.files import InputError
+from simcore.machine import laws
+from simcore.machine.machine import Machine, Overheads, Program
+from simcore.scenario import parse_scenario
+from simcore.sim.bursts import BurstCost, Piece
+from simcore.sim.clock import Clock
+from simcore.sim.contention import alone
+from simcore.sim.power import FORMATS, Load, PowerLimit
+from simcore.sim.simulation import Simulation
+from simcore.studies.one_device import DeviceStudy
+from simcore.validate.accuracy import power
+from simcore.validate.calibration.power_fit import (
+    Beside,
+    Row,
+    beginning,
+    fit,
+    limited_power,
+    read_rows,
+    series_of,
+    steady,
+)
+from simcore.validate.program import write_csv
+from tests.programs import toy_price, toy_roofline, toys
+
+MEASURED = Path(simcore.__file__).parents[1] / "validate" / "measured" / "h200_power.csv"
+LIMIT = PowerLimit(arithmetic=1.6, others=0.75, idle=0.1, over_s=0.04)
+shares = st.floats(0.0, 1.0)
+
+
+def a_launch(seconds: float, arithmetic: float, replays: int = 1) -> BurstCost:
+    cost = (seconds, 0.0, 0.0, 0.0)
+    pieces = [Piece(0, replays, 0.0, cost, (0.0, 0.0, 0.0, 0.0))]
+    return BurstCost(pieces, arithmetic_s=arithmetic * seconds)
+
+
+# -- the law -------------------------------------------------------------------------------------------------
+
+
+@given(shares, shares, st.floats(0.5, 3.0), st.floats(0.0, 0.95), st.floats(0.0, 0.5))
+def test_at_the_clock_that_the_law_says_power_is_at_its_limit(
+    arithmetic: float, others: float, a: float, b: float, idle: float
+) -> None:
+    others = min(others, 1.0 - arithmetic)
+    factor = PowerLimit(a, b, idle, 1.0).factor(arithmetic, others)
+    taken = arithmetic * a / factor**3 + others * b + (1.0 - arithmetic - others) * idle
+    assert taken <= 1.0 + 1e-9
+    assert factor == 1.0 or taken == pytest.approx(1.0, abs=1e-9)
+
+
+@given(shares, shares, shares)
+def test_more_arithmetic_is_no_faster(one: float, two: float, others: float) -> None:
+    less, more = sorted((one, two))
+    at_most = 1.0 - more
+    factors = [LIMIT.factor(share, min(others, at_most)) for share in (less, more)]
+    assert factors[0] <= factors[1] + 1e-12
+
+
+@pytest.mark.parametrize("share", [0.1, 0.35, 0.6, 0.9, 1.0])
+@pytest.mark.parametrize("beside", ["memory", "rest"])
+def test_short_launches_in_turn_come_to_the_clock_of_their_mean(share: float, beside: str) -> None:
+    """A period is a fortieth of `over_s`, so shares hardly move in it."""
+    load, now_s, period_s = Load(LIMIT), 0.0, LIMIT.over_s / 40
+    for _ in range(800):
+        product = a_launch(share * period_s, 1.0)
+        load.slow(product, now_s)
+        load.add(product, now_s, now_s + product.total_s)
+        now_s += product.total_s
+        other = a_launch((1.0 - share) * period_s, 0.0)
+        if beside == "memory":
+            load.add(other, now_s, now_s + other.total_s)
+        now_s += other.total_s
+    factor = product.total_s / (share * period_s)
+    taken = product.total_s / (product.total_s + other.total_s)
+    expected = LIMIT.factor(taken, 1.0 - taken if beside == "memory" else 0.0)
+    assert factor == pytest.approx(expected, rel=0.005)
+
+
+@given(st.floats(1e-4, 0.5), shares, shares, shares, st.floats(0.0, 0.2))
+def test_a_launch_counts_the_mean_of_its_time(
+    seconds: float, own: float, a0: float, b0: float, gap_s: float
+) -> None:
+    """Shares by small steps of time, from what was before."""
+    b0 = min(b0, 1.0 - a0)
+    load, before_s = Load(LIMIT), 0.3
+    # Launches that leave these shares at 0.3 s: each adds its own over the whole past.
+    worth = 1.0 - math.exp(-before_s / LIMIT.over_s)
+    load.add(a_launch(before_s, a0 / (a0 + b0) if a0 + b0 else 0.0), 0.0, before_s * 1.0)
+    a, b = (a0 / (a0 + b0) if a0 + b0 else 0.0) * worth, (b0 / (a0 + b0) if a0 + b0 else 1.0) * worth
+    steps = 4000
+    rest = math.exp(-gap_s / LIMIT.over_s)
+    a, b = a * rest, b * rest
+    means = [0.0, 0.0]
+    fades = math.exp(-seconds / steps / LIMIT.over_s)
+    half = math.exp(-seconds / steps / LIMIT.over_s / 2)
+    for _ in range(steps):
+        means[0] += (own + (a - own) * half) / steps
+        means[1] += (1.0 - own + (b - 1.0 + own) * half) / steps
+        a, b = own + (a - own) * fades, 1.0 - own + (b - 1.0 + own) * fades
+    work = a_launch(seconds, own)
+    load.slow(work, before_s + gap_s)
+    expected = 1.0 + own * (LIMIT.factor(*means) - 1.0)
+    assert work.total_s / seconds == pytest.approx(expected, rel=1e-4)
+
+
+def test_a_card_that_rests_is_as_fast_as_ever() -> None:
+    load, work = Load(LIMIT), a_launch(1.0, 1.0)
+    load.slow(work, 0.0)
+    load.add(work, 0.0, work.total_s)
+    again = a_launch(1e-3, 1.0)
+    load.slow(again, work.total_s)
+    assert again.total_s > 1.15e-3
+    rested = a_launch(1e-3, 1.0)
+    load.slow(rested, work.total_s + 30 * LIMIT.over_s)
+    assert rested.total_s == 1e-3
+
+
+def test_launches_beside_each_other_count_together() -> None:
+    """Two that take their turns on the device for a second leave what one of both would."""
+    one, two = Load(LIMIT), Load(LIMIT)
+    one.add(a_launch(1.0, 0.9), 0.0, 1.0)
+    half = a_launch(0.5, 0.9)
+    two.add(half, 0.0, 1.0)
+    two.add(half, 0.0, 1.0)
+    found = []
+    for load in (one, two):
+        after = a_launch(1e-3, 1.0)
+        load.slow(after, 1.0)
+        found.append(after.total_s)
+    assert found[0] == pytest.approx(found[1], rel=0.02)
+    assert found[0] > 1.1e-3
+
+
+def test_a_longer_burst_is_listed_replay_by_replay() -> None:
+    growing = (1e-3, 0.0, 0.0, 0.0)
+    work = BurstCost(
+        [Piece(0, 3, 0.0, (1.0, 0.5, 0.0, 0.0), growing), Piece(3, 4, 3.003, (2.0, 1.0, 0.0, 0.0), growing)],
+        arithmetic_s=0.4,
+    )
+    plain = [work.end_s(i) for i in range(work.replays)]
+    work.lengthen(0.25)
+    assert [work.end_s(i) for i in range(7)] == pytest.approx(
+        [end + 0.25 * (i + 1) for i, end in enumerate(plain)]
+    )
+    assert work.total_s == pytest.approx(plain[-1] + 7 * 0.25)
+    assert work.floor_s() == pytest.approx(3 * 0.5 + 4 * 1.0)
+    assert [work.replay_at(end - 1e-6) for end in map(work.end_s, range(7))] == [*range(7)]
+    work.truncate(5)
+    assert work.total_s == pytest.approx(plain[4] + 5 * 0.25)
+
+
+# -- in the simulator ----------------------------------------------------------------------------------------
+
+
+def simulated(program: Callable[[Machine], Program], limit: PowerLimit | None) -> Any:
+    simulation = Simulation(
+        toy_price, roofline=toy_roofline, rates=alone, rows=True, overheads=Overheads(1e-3, wait_s=5e-4),
+        power=limit,
+    )  # fmt: skip
+    return simulation.run(program)
+
+
+def in_turn(m: Machine) -> Program:
+    for i in range(40):
+        yield m.wait(m.launch(toys(f"a{i % 3}", 3, 1, compute=80)))
+        yield m.wait(m.launch(toys(f"b{i % 2}", 2, memory=90), repeat=2))
+
+
+def test_launches_take_as_long_as_the_law_says() -> None:
+    found, plain = (simulated(in_turn, limit).rows.table() for limit in (LIMIT, None))
+    load = Load(LIMIT)
+    for i, (start_s, end_s) in enumerate(zip(found["start_s"], found["end_s"], strict=True)):
+        work = a_launch(0.04, 1.0) if i % 2 == 0 else a_launch(0.02, 0.0, 2)
+        load.slow(work, start_s)
+        assert end_s - start_s == pytest.approx(work.total_s, rel=1e-9)
+        load.add(work, start_s, end_s)
+    took = found["end_s"] - found["start_s"]
+    assert took[60] > 1.03 * (plain["end_s"] - plain["start_s"])[60]
+    assert took[1::2] == pytest.approx(np.full(40, 0.04))
+
+
+def test_laws_hold_under_load() -> None:
+    assert laws.violations(simulated(in_turn, LIMIT)) == {}
+
+
+def test_what_memory_bounds_takes_as_long_as_ever() -> None:
+    def program(m: Machine) -> Program:
+        for _ in range(30):
+            yield m.wait(m.launch(toys("b", 5, memory=90, compute=80)))
+
+    both = [simulated(program, limit).rows.numbers.tobytes() for limit in (LIMIT, None)]
+    assert both[0] == both[1]
+
+
+def on_streams(seed: int) -> Callable[[Machine], Program]:
+    """Launches on three streams, some in line, some at once."""
+
+    def program(m: Machine) -> Program:
+        random = Random(seed)
+        tickets = []
+        for i in range(60):
+            graph = toys(f"g{i % 7}", 1 + i % 7, compute=80 if i % 7 < 4 else 0, memory=70)
+            stream = random.choice(["main", "side", "third"])
+            tickets.append(m.launch(graph, stream=stream, repeat=random.choice([1, 1, 3])))
+            if random.random() < 0.6:
+                yield m.wait(*tickets[-2:])
+        yield m.wait(*tickets)
+
+    return program
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_rows_under_load_are_the_same_event_by_event(seed: int) -> None:
+    quick = simulated(on_streams(seed), LIMIT).rows.numbers
+    assert quick != simulated(on_streams(seed), None).rows.numbers
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Clock, "try_advance", lambda *_: False)
+        assert simulated(on_streams(seed), LIMIT).rows.numbers == quick
+
+
+# -- in services ---------------------------------------------------------------------------------------------
+
+
+def a_scenario(rate_per_s: float, **changes: Any) -> dict[str, Any]:
+    return {
+        "name": "load", "study": "serving", "device": "h200-sxm", "model": "llama-3.1-8b", "dtype": "bf16",
+        "workload": {
+            "requests": 60,
+            "arrivals": {"kind": "poisson", "rate_per_s": rate_per_s},
+            "prompt_tokens": {"kind": "constant", "value": 1000},
+            "output_tokens": {"kind": "constant", "value": 16},
+        },
+        "strategies": [{"kind": "continuous_batching"}],
+        **changes,
+    }  # fmt: skip
+
+
+def limit_of(document: dict[str, Any]) -> PowerLimit | None:
+    study = assemble(parse_scenario(document, "here"), "here").study
+    assert isinstance(study, DeviceStudy)
+    found: PowerLimit | None = study.bench.hardware.power
+    return found
+
+
+def test_the_limit_is_of_the_card_that_was_measured() -> None:
+    profile = load_profile("h200-sxm", "local")
+    assert isinstance(profile, FittedProfile)
+    assert profile.power is not None
+    limit = limit_of(a_scenario(1.0))
+    assert limit == PowerLimit(
+        profile.power.arithmetic, profile.power.others, profile.power.idle, profile.power.over_s
+    )
+    changed = {"base": "h200-sxm", "change": {"hbm_bytes_per_s": 6e12}}
+    assert limit_of(a_scenario(1.0, device=changed)) == limit
+    # Of a card that prices are carried to, and of a datasheet, nothing is known.
+    assert limit_of(a_scenario(1.0, device="h100-sxm")) is None
+    assert limit_of(a_scenario(1.0, profile="none")) is None
+
+
+def duration_s(document: dict[str, Any], monkeypatch: pytest.MonkeyPatch, limited: bool) -> float:
+    with monkeypatch.context() as patch:
+        if not limited:
+            patch.setattr("simcore.assembly._power_limit", lambda *_: None)
+        frame = simcore.run(document).frame()
+    return float(frame[frame["metric"] == "duration_s"]["value"].iloc[0])
+
+
+def test_a_service_full_of_prompts_is_slower_and_one_at_rest_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    full, rests = a_scenario(1000.0), a_scenario(2.0)
+    loaded = duration_s(full, monkeypatch, True) / duration_s(full, monkeypatch, False)
+    assert 1.05 < loaded < 1.2
+    assert duration_s(rests, monkeypatch, True) == duration_s(rests, monkeypatch, False)
+    # Of fp8 it was not held to a service.
+    full["dtype"] = "fp8"
+    assert "fp8" not in FORMATS
+    in_fp8 = duration_s(full, monkeypatch, True) / duration_s(full, monkeypatch, False)
+    assert 1.0 <= in_fp8 < 1.02
+
+
+# -- fits and files ------------------------------------------------------------------------------------------
+
+
+def rows_of(limit: PowerLimit, error: float = 0.0) -> list[Row]:
+    """Rows as a card with this limit would give them, with random errors."""
+    random, rows = Random(3), []
+    cases: list[tuple[float, float, Beside]] = [
+        *((share / 10, 0.04, "memory") for share in range(1, 10)),
+        *((share, 0.04, "rest") for share in (0.9, 0.8, 0.7, 0.4)),
+        (0.7, 0.16, "memory"),
+    ]
+    for share, period_s, beside in cases:
+        row = Row("steady", "bf16", beside, period_s, share, 0.0, 0, 1.0, 20)
+        for _ in range(30):
+            row = replace(row, times=steady(limit, row))
+        rows.append(replace(row, times=row.times * math.exp(random.gauss(0.0, error))))
+    afters: tuple[Beside, ...] = ("rest", "memory")
+    for series, beside in enumerate(afters, 1):
+        begun = [Row("begins", "bf16", beside, 1.2e-3, 1.0, 0.0, series, 1.0, 2)] * 120
+        now_s = 0.0
+        for row, times in zip(begun, beginning(limit, begun), strict=True):
+            rows.append(replace(row, at_s=now_s, times=times * math.exp(random.gauss(0.0, error))))
+            now_s += row.period_s * times
+    return rows
+
+
+@pytest.mark.parametrize("limit", [LIMIT, PowerLimit(1.4, 0.6, 0.2, 0.06), PowerLimit(2.0, 0.5, 0.05, 0.02)])
+def test_a_fit_finds_the_constants_of_its_rows(limit: PowerLimit) -> None:
+    found = fit(rows_of(limit))
+    for name in ("arithmetic", "others", "idle", "over_s"):
+        assert getattr(found, name) == pytest.approx(getattr(limit, name), rel=0.03, abs=0.01), name
+    noisy = limited_power(rows_of(limit, 0.005), "a card", "2026-11-29")
+    assert noisy.arithmetic == pytest.approx(limit.arithmetic, rel=0.05)
+    assert noisy.error_pct < 1.0
+
+
+def test_rows_that_determine_nothing_are_refused() -> None:
+    rows = rows_of(LIMIT)
+    with pytest.raises(ValueError, match="beginnings, are needed"):
+        fit([row for row in rows if row.kind == "steady"])
+    with pytest.raises(ValueError, match="beside rest"):
+        fit([row for row in rows if row.beside == "memory"])
+    with pytest.raises(ValueError, match="no limit of power was seen"):
+        fit([replace(row, times=1.0) for row in rows])
+
+
+def test_the_profile_has_the_constants_of_the_recorded_rows() -> None:
+    profile = load_profile("h200-sxm", "local")
+    assert isinstance(profile, FittedProfile)
+    assert profile.power is not None
+    found = limited_power(read_rows(MEASURED), profile.power.processor, profile.power.date)
+    for name in ("arithmetic", "others", "idle", "over_s", "error_pct"):
+        assert getattr(profile.power, name) == pytest.approx(getattr(found, name), rel=1e-3), name
+    assert profile.power.cases == found.cases
+    assert found.error_pct < 1.0
+
+
+def test_after_rest_a_card_keeps_its_clock_for_a_while() -> None:
+    """What was measured: 30 to 80 ms; the law says when, to 30 ms."""
+    rows = read_rows(MEASURED)
+    limit = fit(rows)
+    for own in series_of(rows):
+        measured = next(row.at_s for row in own[1:] if row.times > 1.08)
+        ours = next(row.at_s for row, times in zip(own, beginning(limit, own), strict=True) if times > 1.08)
+        assert 0.02 < measured < 0.1
+        assert ours == pytest.approx(measured, abs=0.03)
+
+
+def test_constants_of_limited_power_are_written_and_read(tmp_path: Path) -> None:
+    profile = load_profile("a6000", "leetdecoding-tables")
+    assert isinstance(profile, FittedProfile)
+    write_fitted(profile, tmp_path)
+    power_ = LimitedPower(1.5, 0.7, 0.1, 0.05, 20, 0.5, "A6000", "2026-11-29")
+    write_law(power_, tmp_path)
+    again = load_profile("a6000", str(tmp_path / "profile.yaml"))
+    assert isinstance(again, FittedProfile)
+    assert again.power == power_
+
+
+# -- the program ---------------------------------------------------------------------------------------------
+
+
+def judged(*words: str) -> Any:
+    app = typer.Typer()
+    app.command()(power.main)
+    return CliRunner().invoke(app, [*words])
+
+
+def test_recorded_rows_are_judged_without_a_card(tmp_path: Path) -> None:
+    found = judged("--measured", str(MEASURED), "--device", "h200-sxm", "--out", str(tmp_path / "rows.csv"))
+    assert found.exit_code == 0, found.output
+    assert "error: median 0." in found.output
+    assert read_rows(tmp_path / "rows.csv") == read_rows(MEASURED)
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "says"),
+    [
+        ("times", "nan", "times: 'nan' is no number above 0"),
+        ("share", "1.5", "share: is 1.5, more than 1"),
+        ("kind", "stedy", "kind: 'stedy' .allowed: steady, begins"),
+        ("beside", "", "beside: '' .allowed: memory, rest"),
+        ("n", "0.5", "n: '0.5' is no whole number"),
+        ("at_s", "-1", "at_s: '-1' is no number above 0"),
+    ],
+)
+def test_a_wrong_cell_is_told(column: str, value: str, says: str, tmp_path: Path) -> None:
+    rows: list[dict[str, object]] = [asdict(row) for row in rows_of(LIMIT)[:3]]
+    rows[1][column] = value
+    write_csv(rows, tmp_path / "rows.csv")
+    with pytest.raises(InputError, match=f"line 3: {says}"):
+        read_rows(tmp_path / "rows.csv")
+    with (tmp_path / "rows.csv").open() as file:
+        lines = [*csv.reader(file)]
+    with (tmp_path / "few.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([line[1:] for line in lines])
+    with pytest.raises(InputError, match="has no column kind"):
+        read_rows(tmp_path / "few.csv")
+
+
+def test_times_of_recorded_rows_are_what_they_seem() -> None:
+    rows = read_rows(MEASURED)
+    alone_ = [row.times for row in rows if row.kind == "steady" and row.share < 0.25]
+    assert median(alone_) == pytest.approx(1.0, abs=0.01)
+    assert max(row.times for row in rows if row.kind == "steady") > 1.1

@@ -1,0 +1,172 @@
+"""Measures how much longer products take under load: what `power_fit` fits the law of `simcore.sim.power` to.
+
+    steady   products for a share of each period, for SECONDS; the second half of the periods counts
+    begins   after rest, or after what memory bounds, products without a pause
+
+Products that arithmetic bounds have ROWS rows, those that memory bounds FEW_ROWS of the same matrices, more
+of them than the L2 cache holds. Alone means after rest, the median of several.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from itertools import pairwise
+from statistics import median
+
+import torch
+
+from simcore.validate.benchmarks.timing import capture, event
+from simcore.validate.calibration.power_fit import Beside, Row
+from simcore.validate.timing.cuda_times import Call, has_fp8, scaled_product
+
+# Llama 3.1 8B's gate and up.
+WIDE, DEEP, MATRICES = 28_672, 4_096, 8
+ROWS, FEW_ROWS, SEED = 2_048, 32, 0
+# Share of arithmetic, period, and what comes beside it; of fp8 a few.
+STEADY: tuple[tuple[float, float, Beside], ...] = (
+    *((share / 10, 0.04, "memory") for share in range(10, 0, -1)),
+    *((share, 0.04, "rest") for share in (0.8, 0.6, 0.4, 0.2)),
+    *((share, 0.01, "memory") for share in (0.8, 0.6, 0.4, 0.2)),
+    *((share, 0.16, "memory") for share in (0.7, 0.4)),
+)
+STEADY_FP8: tuple[tuple[float, float, Beside], ...] = (
+    (1.0, 0.04, "memory"), (0.7, 0.04, "memory"), (0.4, 0.04, "memory"),
+)  # fmt: skip
+QUICK: tuple[tuple[float, float, Beside], ...] = (
+    (1.0, 0.04, "memory"), (0.6, 0.04, "memory"), (0.3, 0.04, "memory"), (0.8, 0.04, "rest"),
+)  # fmt: skip
+# Seconds of a steady case, at least so many periods, and of rest before it.
+SECONDS, LEAST_PERIODS, REST_S = 1.6, 12, 0.5
+# Beginnings of a kind, graphs of one, products in a graph, seconds before.
+BEGINNINGS, BEGUN, AT_A_TIME, BEFORE_S = 3, 150, 2, 1.0
+# Seconds of all of it, and of the quick cases.
+LASTS_S, QUICK_LASTS_S = 75.0, 20.0
+# Alone: products in a graph, and repetitions, each after a rest.
+ALONE, REPEATS, ALONE_REST_S = 8, 9, 0.3
+# Host and card: periods that are queued ahead.
+AHEAD = 3
+
+
+class Products:
+    """The products of one card. `alone_s`: seconds of each by itself, by number format, "memory" for those
+    that memory bounds."""
+
+    def __init__(self) -> None:
+        generator = torch.Generator("cuda").manual_seed(SEED)
+
+        def drawn(*size: int) -> torch.Tensor:
+            return torch.randn(*size, generator=generator, device="cuda", dtype=torch.bfloat16)
+
+        matrices = [drawn(WIDE, DEEP).mul_(DEEP**-0.5).t() for _ in range(MATRICES)]
+        self.calls: dict[str, Sequence[Call]] = {}
+        for name, rows in (("bf16", ROWS), ("memory", FEW_ROWS)):
+            x, out = drawn(rows, DEEP), torch.empty(rows, WIDE, device="cuda", dtype=torch.bfloat16)
+            self.calls[name] = [partial(torch.mm, x, each, out=out) for each in matrices]
+        if has_fp8():
+            self.calls["fp8"] = [scaled_product(ROWS, WIDE, DEEP) for _ in range(MATRICES // 2)]
+        self.alone_s: Mapping[str, float] = {name: self._alone_s(name) for name in self.calls}
+
+    def graph(self, name: str, count: int) -> torch.cuda.CUDAGraph:
+        """Captures `count` products, matrix after matrix."""
+        calls = self.calls[name]
+        return capture([calls[i % len(calls)] for i in range(count)])
+
+    def _alone_s(self, name: str) -> float:
+        graph, found = self.graph(name, ALONE), []
+        for _ in range(REPEATS):
+            time.sleep(ALONE_REST_S)
+            found.append(_took_s(graph))
+        return median(found) / ALONE
+
+
+def _took_s(graph: torch.cuda.CUDAGraph) -> float:
+    before, after = event(), event()
+    before.record()
+    graph.replay()
+    after.record()
+    torch.cuda.synchronize()
+    return 1e-3 * float(before.elapsed_time(after))
+
+
+def lasts_s(*, quick: bool) -> float:
+    """Returns about how many seconds `rows_here` takes."""
+    return QUICK_LASTS_S if quick else LASTS_S
+
+
+def cases(*, quick: bool) -> int:
+    """Returns how many cases and beginnings are measured at most."""
+    return len(QUICK) + 2 if quick else len(STEADY) + len(STEADY_FP8) + 2 * BEGINNINGS
+
+
+def rows_here(*, quick: bool, say: Callable[[str], None]) -> list[Row]:
+    """Measures this card. Raises RuntimeError if it has no room for the matrices."""
+    products = Products()
+    asked = [("bf16", case) for case in (QUICK if quick else STEADY)]
+    if not quick and "fp8" in products.calls:
+        asked += [("fp8", case) for case in STEADY_FP8]
+    rows = []
+    for name, (share, period_s, beside) in asked:
+        say(f"{name}, {share:.0%} of {1e3 * period_s:g} ms beside {beside}")
+        rows.append(steady(products, name, share, period_s, beside))
+    before: tuple[Beside, ...] = ("rest", "memory")
+    for number in range(2 * (1 if quick else BEGINNINGS)):
+        say(f"after {before[number % 2]}")
+        rows += beginning(products, before[number % 2], number + 1)
+    return rows
+
+
+def steady(products: Products, name: str, share: float, period_s: float, beside: Beside) -> Row:
+    """Measures one steady case."""
+    alone_s = products.alone_s[name]
+    count = max(1, round(share * period_s / alone_s))
+    graph, left_s, other = products.graph(name, count), (1.0 - share) * period_s, None
+    if beside == "memory" and share < 1.0:
+        other = products.graph("memory", max(1, round(left_s / products.alone_s["memory"])))
+    time.sleep(REST_S)
+    marks = []
+    for _ in range(max(LEAST_PERIODS, round(SECONDS / period_s))):
+        before, after = event(), event()
+        before.record()
+        graph.replay()
+        after.record()
+        marks.append((before, after))
+        if other is not None:
+            other.replay()
+        elif beside == "rest":
+            after.synchronize()
+            time.sleep(left_s)
+        if len(marks) > AHEAD:
+            marks[-AHEAD][1].synchronize()
+    torch.cuda.synchronize()
+    half = marks[len(marks) // 2 :]
+    took = [1e-3 * before.elapsed_time(after) for before, after in half]
+    periods = [1e-3 * one[0].elapsed_time(two[0]) for one, two in pairwise(half)]
+    whole_s = median(periods)
+    taken = min(1.0, median(took) / whole_s)
+    return Row(
+        "steady", name, beside, whole_s, taken, 0.0, 0, median(took) / count / alone_s, len(took) * count
+    )
+
+
+def beginning(products: Products, beside: Beside, series: int) -> list[Row]:
+    """Measures products from the moment on at which they begin."""
+    alone_s = products.alone_s["bf16"]
+    graph = products.graph("bf16", AT_A_TIME)
+    if beside == "memory":
+        other = products.graph("memory", 100)
+        for _ in range(round(BEFORE_S / (100 * products.alone_s["memory"]))):
+            other.replay()
+    else:
+        time.sleep(BEFORE_S)
+    marks = [event() for _ in range(BEGUN + 1)]
+    marks[0].record()
+    for mark in marks[1:]:
+        graph.replay()
+        mark.record()
+    torch.cuda.synchronize()
+    rows = []
+    for one, two in pairwise(marks):
+        took_s, at_s = 1e-3 * one.elapsed_time(two), 1e-3 * marks[0].elapsed_time(one)
+        times = took_s / AT_A_TIME / alone_s
+        rows.append(Row("begins", "bf16", beside, AT_A_TIME * alone_s, 1.0, at_s, series, times, AT_A_TIME))
+    return rows
