@@ -1,0 +1,136 @@
+"""Predicts services that ran on a card before, by today's prices and schedules, beside their times.
+
+    python -m simcore.validate.accuracy.served_loads [FILE] [--profile local]
+
+FILE has a row for each latency of each load (validate/measured/h200_serving_loads.csv, the default): `set`,
+what `run scenarios/h200/serving.yaml --on cuda --set ...` was given, rate and metric, and what was measured.
+
+    error = by how much the larger of predicted and measured exceeds the smaller
+
+Latencies are of all requests of a run. Exit 1 where the median of all latencies is 5 % or more, one of them
+12 % or more, or a duration, by which requests per second differ, 3 % or more.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from statistics import median
+from typing import Annotated
+
+import typer
+
+import simcore
+from simcore.input.files import InputError, read_cells
+from simcore.validate.cells import positive
+from simcore.validate.program import markdown, run
+
+MEASURED = Path(__file__).resolve().parents[1] / "measured" / "h200_serving_loads.csv"
+SCENARIO, DURATION, WHOLE, BETWEEN = "h200/serving", "duration_s", "_whole_run", "; "
+NEEDED = ("set", "rate_per_s", "metric", "measured")
+MEDIAN_PCT, WORST_PCT, DURATION_PCT = 5.0, 12.0, 3.0
+BROKEN = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Latency:
+    """One measured latency, or the duration, of a load, in seconds. `set`: KEY=VALUE with "; " between."""
+
+    set: str
+    rate_per_s: float
+    metric: str
+    measured_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """A latency and its prediction, in seconds."""
+
+    latency: Latency
+    predicted_s: float
+
+    @property
+    def pct(self) -> float:
+        """By how much the larger exceeds the smaller, negative where the prediction is the smaller."""
+        ratio = self.predicted_s / self.latency.measured_s
+        return 100.0 * (ratio - 1.0 if ratio >= 1.0 else 1.0 - 1.0 / ratio)
+
+
+def read_latencies(path: Path) -> list[Latency]:
+    """Returns the rows of a file. Raises InputError."""
+    head, lines = read_cells(path)
+    for name in NEEDED:
+        if name not in head:
+            raise InputError(f"{path}: has no column {name}")
+    found = []
+    for number, cells in enumerate(lines, 2):
+        line, where = dict(zip(head, cells, strict=True)), f"{path}: line {number}"
+        rate, seconds = (positive(where, line, name) for name in ("rate_per_s", "measured"))
+        found.append(Latency(line["set"], rate, line["metric"], seconds))
+    return found
+
+
+def predicted(rows: Sequence[Latency], profile: str) -> Iterator[Judged]:
+    """Yields the rows with their predictions: all loads of one `set` in one run. Raises InputError if a
+    setting is no scenario's, or a load or a metric is not in its results."""
+    for given, own in groupby(rows, key=lambda row: row.set):
+        frame = simcore.run(SCENARIO, settings=[*given.split(BETWEEN), f"profile={profile}"]).frame()
+        values: Mapping[tuple[str, str], float] = {
+            (f"{rate:.6g}", metric): float(value)
+            for rate, metric, value in zip(frame["rate_per_s"], frame["metric"], frame["value"], strict=True)
+        }
+        for row in own:
+            rate = f"{row.rate_per_s:.6g}"
+            # Where a run has a warm-up, its latencies of all requests have names of their own.
+            found = values.get((rate, row.metric + WHOLE), values.get((rate, row.metric)))
+            if found is None:
+                raise InputError(f"{row.metric} at {rate} requests/s is not in the results of {given}")
+            yield Judged(row, found)
+
+
+def lines(found: Sequence[Judged]) -> Iterator[str]:
+    """Yields the printed tables: one for each run, with a row for each load."""
+    for given, of_run in groupby(found, key=lambda one: one.latency.set):
+        table = [("requests/s", "latencies", "median", "worst", "which", "duration")]
+        for rate, each in groupby(of_run, key=lambda one: one.latency.rate_per_s):
+            own = list(each)
+            latencies = [one for one in own if one.latency.metric != DURATION]
+            worst = max(latencies, key=lambda one: abs(one.pct))
+            duration = next((f"{one.pct:+.1f} %" for one in own if one.latency.metric == DURATION), "-")
+            table.append((
+                f"{rate:.4g}", str(len(latencies)), f"{median(abs(one.pct) for one in latencies):.1f} %",
+                f"{worst.pct:+.1f} %", worst.latency.metric.removesuffix("_s"), duration,
+            ))  # fmt: skip
+        yield given
+        yield ""
+        yield from markdown(table)
+        yield ""
+
+
+def figures(found: Sequence[Judged]) -> dict[str, float]:
+    """Returns the median and the largest error of latencies, and the largest of durations, in percent."""
+    errors = [abs(one.pct) for one in found if one.latency.metric != DURATION]
+    durations = [abs(one.pct) for one in found if one.latency.metric == DURATION]
+    return {"median": median(errors), "worst": max(errors), "duration": max(durations, default=0.0)}
+
+
+def main(
+    file: Annotated[Path, typer.Argument(help="the measured latencies")] = MEASURED,
+    profile: Annotated[str, typer.Option(help="prices")] = "local",
+) -> None:
+    """Predicts measured services anew; exit 1 where a bar is missed."""
+    found = list(predicted(read_latencies(file), profile))
+    for line in lines(found):
+        typer.echo(line)
+    off = figures(found)
+    typer.echo(
+        f"{len(found)} figures: latencies median {off['median']:.1f} %, worst {off['worst']:.1f} %; durations"
+        f" at most {off['duration']:.1f} %"
+    )
+    if off["median"] >= MEDIAN_PCT or off["worst"] >= WORST_PCT or off["duration"] >= DURATION_PCT:
+        typer.echo(f"missed: under {MEDIAN_PCT:g}, {WORST_PCT:g} and {DURATION_PCT:g} % are the bars")
+        raise typer.Exit(BROKEN)
+
+
+if __name__ == "__main__":
+    run(main)
