@@ -4,7 +4,7 @@ profiles; its fit finds the constants that rows were made with, and those of the
 import csv
 import math
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from random import Random
 from statistics import median
@@ -24,6 +24,7 @@ from simcore.devices.profile import load_profile
 from simcore.input.files import InputError
 from simcore.machine import laws
 from simcore.machine.machine import Machine, Overheads, Program
+from simcore.ops.op import Floor, Op
 from simcore.scenario import parse_scenario
 from simcore.sim.bursts import BurstCost, Piece
 from simcore.sim.clock import Clock
@@ -43,17 +44,29 @@ from simcore.validate.calibration.power_fit import (
     steady,
 )
 from simcore.validate.program import write_csv
-from tests.programs import toy_price, toy_roofline, toys
+from tests.programs import sends, toy_price, toy_roofline, toys
 
 MEASURED = Path(simcore.__file__).parents[1] / "validate" / "measured" / "h200_power.csv"
 LIMIT = PowerLimit(arithmetic=1.6, others=0.75, idle=0.1, over_s=0.04)
 shares = st.floats(0.0, 1.0)
 
 
-def a_launch(seconds: float, arithmetic: float, replays: int = 1) -> BurstCost:
-    cost = (seconds, 0.0, 0.0, 0.0)
-    pieces = [Piece(0, replays, 0.0, cost, (0.0, 0.0, 0.0, 0.0))]
-    return BurstCost(pieces, arithmetic_s=arithmetic * seconds)
+@dataclass
+class Launch:
+    """A launch of so many seconds alone, with its share of arithmetic."""
+
+    seconds: float
+    arithmetic: float
+    total_s: float = 0.0
+
+    def run(self, load: Load, start_s: float, *, adds: bool = True) -> float:
+        """Runs it; returns its end."""
+        arithmetic_s = self.arithmetic * self.seconds
+        factor = load.factor(arithmetic_s, self.seconds, start_s)
+        self.total_s = self.seconds + (factor - 1.0) * arithmetic_s
+        if adds:
+            load.add(factor * arithmetic_s, start_s, start_s + self.total_s)
+        return start_s + self.total_s
 
 
 # -- the law -------------------------------------------------------------------------------------------------
@@ -84,16 +97,13 @@ def test_short_launches_in_turn_come_to_the_clock_of_their_mean(share: float, be
     """A period is a fortieth of `over_s`, so shares hardly move in it."""
     load, now_s, period_s = Load(LIMIT), 0.0, LIMIT.over_s / 40
     for _ in range(800):
-        product = a_launch(share * period_s, 1.0)
-        load.slow(product, now_s)
-        load.add(product, now_s, now_s + product.total_s)
-        now_s += product.total_s
-        other = a_launch((1.0 - share) * period_s, 0.0)
+        product, other_s = Launch(share * period_s, 1.0), (1.0 - share) * period_s
+        now_s = product.run(load, now_s)
         if beside == "memory":
-            load.add(other, now_s, now_s + other.total_s)
-        now_s += other.total_s
+            Launch(other_s, 0.0).run(load, now_s)
+        now_s += other_s
     factor = product.total_s / (share * period_s)
-    taken = product.total_s / (product.total_s + other.total_s)
+    taken = product.total_s / (product.total_s + other_s)
     expected = LIMIT.factor(taken, 1.0 - taken if beside == "memory" else 0.0)
     assert factor == pytest.approx(expected, rel=0.005)
 
@@ -107,7 +117,7 @@ def test_a_launch_counts_the_mean_of_its_time(
     load, before_s = Load(LIMIT), 0.3
     # Launches that leave these shares at 0.3 s: each adds its own over the whole past.
     worth = 1.0 - math.exp(-before_s / LIMIT.over_s)
-    load.add(a_launch(before_s, a0 / (a0 + b0) if a0 + b0 else 0.0), 0.0, before_s * 1.0)
+    load.add(before_s * (a0 / (a0 + b0) if a0 + b0 else 0.0), 0.0, before_s)
     a, b = (a0 / (a0 + b0) if a0 + b0 else 0.0) * worth, (b0 / (a0 + b0) if a0 + b0 else 1.0) * worth
     steps = 4000
     rest = math.exp(-gap_s / LIMIT.over_s)
@@ -119,38 +129,26 @@ def test_a_launch_counts_the_mean_of_its_time(
         means[0] += (own + (a - own) * half) / steps
         means[1] += (1.0 - own + (b - 1.0 + own) * half) / steps
         a, b = own + (a - own) * fades, 1.0 - own + (b - 1.0 + own) * fades
-    work = a_launch(seconds, own)
-    load.slow(work, before_s + gap_s)
-    expected = 1.0 + own * (LIMIT.factor(*means) - 1.0)
-    assert work.total_s / seconds == pytest.approx(expected, rel=1e-4)
+    factor = load.factor(own * seconds, seconds, before_s + gap_s)
+    assert factor == 1.0 if own == 0.0 else factor == pytest.approx(LIMIT.factor(*means), rel=1e-4)
 
 
 def test_a_card_that_rests_is_as_fast_as_ever() -> None:
-    load, work = Load(LIMIT), a_launch(1.0, 1.0)
-    load.slow(work, 0.0)
-    load.add(work, 0.0, work.total_s)
-    again = a_launch(1e-3, 1.0)
-    load.slow(again, work.total_s)
-    assert again.total_s > 1.15e-3
-    rested = a_launch(1e-3, 1.0)
-    load.slow(rested, work.total_s + 30 * LIMIT.over_s)
-    assert rested.total_s == 1e-3
+    load = Load(LIMIT)
+    end_s = Launch(1.0, 1.0).run(load, 0.0)
+    assert load.factor(1e-3, 1e-3, end_s) > 1.15
+    assert load.factor(1e-3, 1e-3, end_s + 30 * LIMIT.over_s) == 1.0
 
 
 def test_launches_beside_each_other_count_together() -> None:
     """Two that take their turns on the device for a second leave what one of both would."""
     one, two = Load(LIMIT), Load(LIMIT)
-    one.add(a_launch(1.0, 0.9), 0.0, 1.0)
-    half = a_launch(0.5, 0.9)
-    two.add(half, 0.0, 1.0)
-    two.add(half, 0.0, 1.0)
-    found = []
-    for load in (one, two):
-        after = a_launch(1e-3, 1.0)
-        load.slow(after, 1.0)
-        found.append(after.total_s)
-    assert found[0] == pytest.approx(found[1], rel=0.02)
-    assert found[0] > 1.1e-3
+    one.add(0.9, 0.0, 1.0)
+    two.add(0.45, 0.0, 1.0)
+    two.add(0.45, 0.0, 1.0)
+    factors = [load.factor(1e-3, 1e-3, 1.0) for load in (one, two)]
+    assert factors[0] == pytest.approx(factors[1], rel=0.02)
+    assert factors[0] > 1.1
 
 
 def test_a_longer_burst_is_listed_replay_by_replay() -> None:
@@ -174,9 +172,9 @@ def test_a_longer_burst_is_listed_replay_by_replay() -> None:
 # -- in the simulator ----------------------------------------------------------------------------------------
 
 
-def simulated(program: Callable[[Machine], Program], limit: PowerLimit | None) -> Any:
+def simulated(program: Callable[[Machine], Program], limit: PowerLimit | None, *, rows: bool = True) -> Any:
     simulation = Simulation(
-        toy_price, roofline=toy_roofline, rates=alone, rows=True, overheads=Overheads(1e-3, wait_s=5e-4),
+        toy_price, roofline=toy_roofline, rates=alone, rows=rows, overheads=Overheads(1e-3, wait_s=5e-4),
         power=limit,
     )  # fmt: skip
     return simulation.run(program)
@@ -192,17 +190,30 @@ def test_launches_take_as_long_as_the_law_says() -> None:
     found, plain = (simulated(in_turn, limit).rows.table() for limit in (LIMIT, None))
     load = Load(LIMIT)
     for i, (start_s, end_s) in enumerate(zip(found["start_s"], found["end_s"], strict=True)):
-        work = a_launch(0.04, 1.0) if i % 2 == 0 else a_launch(0.02, 0.0, 2)
-        load.slow(work, start_s)
-        assert end_s - start_s == pytest.approx(work.total_s, rel=1e-9)
-        load.add(work, start_s, end_s)
+        launch = Launch(0.04, 1.0) if i % 2 == 0 else Launch(0.04, 0.0)
+        assert launch.run(load, start_s) == pytest.approx(end_s, rel=1e-9)
     took = found["end_s"] - found["start_s"]
     assert took[60] > 1.03 * (plain["end_s"] - plain["start_s"])[60]
     assert took[1::2] == pytest.approx(np.full(40, 0.04))
 
 
-def test_laws_hold_under_load() -> None:
-    assert laws.violations(simulated(in_turn, LIMIT)) == {}
+@pytest.mark.parametrize("rows", [True, False])
+def test_laws_hold_under_load(rows: bool) -> None:
+    assert laws.violations(simulated(in_turn, LIMIT, rows=rows)) == {}
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_spans_take_as_long_as_rows(seed: int) -> None:
+    rows = simulated(on_streams(seed), LIMIT).rows.table()
+    trace = simulated(on_streams(seed), LIMIT, rows=False)
+    assert laws.violations(trace) == {}
+    ends: dict[int, float] = {}
+    for span in trace.spans:
+        ends[span.launch] = max(ends.get(span.launch, 0.0), span.end_s)
+        if span.ops:
+            assert span.progress[-1][1] == pytest.approx(sum(each.price.seconds for each in span.ops))
+    expected = [ends[launch] for launch in rows["launch"].astype(int).tolist()]
+    assert rows["end_s"].tolist() == pytest.approx(expected, rel=1e-9)
 
 
 def test_what_memory_bounds_takes_as_long_as_ever() -> None:
@@ -424,3 +435,42 @@ def test_times_of_recorded_rows_are_what_they_seem() -> None:
     alone_ = [row.times for row in rows if row.kind == "steady" and row.share < 0.25]
     assert median(alone_) == pytest.approx(1.0, abs=0.01)
     assert max(row.times for row in rows if row.kind == "steady") > 1.1
+
+
+def test_a_decode_step_of_many_sequences_is_slower_under_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    document: dict[str, Any] = {
+        "name": "steps", "study": "decode", "device": "h200-sxm", "model": "llama-3.1-8b", "dtype": "bf16",
+        "context_tokens": [256], "batch": [1, 512], "tokens": 12, "strategies": [{"kind": "tensor_parallel"}],
+    }  # fmt: skip
+    with monkeypatch.context() as patch:
+        patch.setattr("simcore.assembly._power_limit", lambda *_: None)
+        plain = simcore.run(document).frame()
+    found = simcore.run(document).frame()
+    both = [
+        frame[frame["metric"] == "token_latency_s"].set_index("batch")["value"] for frame in (plain, found)
+    ]
+    assert both[1][1] == both[0][1]
+    assert 1.02 < both[1][512] / both[0][512] < 1.17
+
+
+def all_arithmetic(op: Op) -> Floor:
+    return Floor(op["hundredths"] / 125, 0.0, 0.0) if op.kind == "toy" else toy_roofline(op)
+
+
+def test_what_a_slower_segment_publishes_leaves_later() -> None:
+    def program(m: Machine) -> Program:
+        if m.rank:
+            yield m.wait(m.launch(toys("a", 20)))
+            m.launch(sends("s", 10, signal="go", early=50))
+            yield m.wait()
+        else:
+            yield m.wait(m.signal("go", rank=1))
+            assert m.now() == pytest.approx(expected_s, rel=1e-9)
+
+    for limit in (LIMIT, None):
+        load, first = Load(limit or PowerLimit(0.1, 0.1, 0.1, 1.0)), Launch(0.2, 1.0)
+        begun_s = first.run(load, 0.0)
+        second = Launch(0.1, 1.0)
+        expected_s = begun_s + (second.run(load, begun_s) - begun_s) / 2
+        simulation = Simulation(toy_price, roofline=all_arithmetic, mesh={"tensor": 2}, power=limit)
+        assert laws.violations(simulation.run(program)) == {}

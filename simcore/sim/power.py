@@ -22,8 +22,6 @@ longer products take beside so much other work.
 from dataclasses import dataclass
 from math import exp
 
-from simcore.sim.bursts import BurstCost
-
 # Power over clock: dynamic power is proportional to clock times voltage squared, and voltage follows clock.
 EXPONENT = 3.0
 FORMATS = frozenset({"bf16", "fp16"})
@@ -63,27 +61,27 @@ class Load:
         # Shares of the past until `_at_s`.
         self._arithmetic = self._others = self._at_s = 0.0
 
-    def slow(self, work: BurstCost, start_s: float) -> None:
-        """Makes the arithmetic of a launch that starts then take as long as the load lets it."""
-        if work.arithmetic_s <= 0.0 or work.total_s <= 0.0:
-            return
-        over_s, total_s = self._limit.over_s, work.total_s
+    def factor(self, arithmetic_s: float, total_s: float, start_s: float) -> float:
+        """How many times as long the arithmetic takes of a launch that starts then and takes `total_s` alone,
+        of which `arithmetic_s` are in ops that arithmetic bounds."""
+        if arithmetic_s <= 0.0 or total_s <= 0.0:
+            return 1.0
+        over_s = self._limit.over_s
         fades = exp(-max(0.0, start_s - self._at_s) / over_s)
-        own = min(1.0, work.arithmetic_s * work.replays / total_s)
+        own = min(1.0, arithmetic_s / total_s)
         weight = over_s / total_s * (1.0 - exp(-total_s / over_s))
         arithmetic = own + (self._arithmetic * fades - own) * weight
         others = 1.0 - own + (self._others * fades - (1.0 - own)) * weight
-        factor = self._limit.factor(arithmetic, others)
-        if factor > 1.0:
-            work.lengthen((factor - 1.0) * work.arithmetic_s)
+        return self._limit.factor(arithmetic, others)
 
-    def add(self, work: BurstCost, begun_s: float, end_s: float) -> None:
-        """Adds a launch that has ended; launches beside each other add up."""
+    def add(self, arithmetic_s: float, begun_s: float, end_s: float) -> None:
+        """Adds a launch that has ended, of which `arithmetic_s` as they were; launches beside each other add
+        up."""
         took_s, over_s = end_s - begun_s, self._limit.over_s
         if took_s <= 0.0:
             return
         fades = exp(-max(0.0, end_s - self._at_s) / over_s)
-        own = min(1.0, (work.arithmetic_s + work.longer_s) * work.replays / took_s)
+        own = min(1.0, arithmetic_s / took_s)
         weight = 1.0 - exp(-took_s / over_s)
         self._arithmetic = min(1.0, self._arithmetic * fades + own * weight)
         self._others = min(1.0, self._others * fades + (1.0 - own) * weight)

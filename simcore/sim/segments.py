@@ -8,22 +8,47 @@ segment keeps busy while it runs alone (contention.py).
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from simcore.machine.trace import PricedOp
 from simcore.ops.op import Floor, Graph, Op, Pricer, Publication, Roofline
 from simcore.sim.contention import Demand
+from simcore.sim.power import FORMATS
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Segment:
-    """Local ops, or one collective. `publications`: each with the seconds of work after which it leaves."""
+    """Local ops, or one collective. `publications`: each with the seconds of work after which it leaves;
+    `arithmetic_s`: the part of its seconds in ops that arithmetic bounds (power.py), which `bound` has by
+    id."""
 
     ops: tuple[PricedOp, ...]
     seconds: float
     demand: Demand
     collective: bool
     publications: tuple[tuple[float, Publication], ...]
+    arithmetic_s: float = 0.0
+    bound: frozenset[int] = frozenset()
+
+
+def slower(segment: Segment, factor: float) -> Segment:
+    """A segment whose arithmetic takes `factor` times as long."""
+    if not segment.bound:
+        return segment
+    # Layers repeat the same few objects, and so they do here.
+    longer = {
+        id(priced): replace(priced, price=priced.price.longer((factor - 1.0) * priced.price.seconds))
+        for priced in segment.ops
+        if id(priced) in segment.bound
+    }
+    ops = tuple([longer.get(id(priced), priced) for priced in segment.ops])
+    seconds = sum([priced.price.seconds for priced in ops])
+    later = seconds / segment.seconds
+    return Segment(
+        ops, seconds, segment.demand, segment.collective,
+        tuple([(at_s * later, publication) for at_s, publication in segment.publications]),
+        factor * segment.arithmetic_s, frozenset([id(each) for each in longer.values()]),
+    )  # fmt: skip
 
 
 # An op at its sizes with its price, its floor, and whether it is a collective.
@@ -137,4 +162,11 @@ def _local(bound: list[Bound], leaving: list[tuple[float, Publication]]) -> Segm
     compute = sum([floor.compute_s for _, floor, _ in bound]) / seconds
     kernels_per_s = sum([priced.op.kernels for priced in ops]) / seconds
     demand = Demand(min(1.0, memory), min(1.0, compute), kernels_per_s=kernels_per_s)
-    return Segment(ops, seconds, demand, False, tuple(leaving))
+    by_arithmetic = [
+        priced
+        for priced, floor, _ in bound
+        if floor.compute_s > floor.memory_s and priced.op.dtype in FORMATS
+    ]
+    arithmetic_s = sum([priced.price.seconds for priced in by_arithmetic])
+    ids = frozenset([id(priced) for priced in by_arithmetic])
+    return Segment(ops, seconds, demand, False, tuple(leaving), arithmetic_s, ids)

@@ -40,7 +40,7 @@ from simcore.sim.graph_pricer import GraphPricer
 from simcore.sim.host import CauseSteps, Launch, Signals, SimMachine, Steps, latest, then
 from simcore.sim.power import Load, PowerLimit
 from simcore.sim.rows import RowLaunch
-from simcore.sim.segments import Cuts, Segment
+from simcore.sim.segments import Cuts, Segment, slower
 from simcore.sim.sharing import Execution, Listed, Piece, SharedDevice
 from simcore.workload.requests import END
 
@@ -186,8 +186,7 @@ class Simulation:
     `device_sizes` returns the sizes that kernels of a graph read in the device's memory; hosts write them
     (`Overheads.size_s`).
 
-    `power`: the limit of the devices' power, by which launches in closed form take longer under load
-    (power.py).
+    `power`: the limit of the devices' power, by which arithmetic takes longer under load (power.py).
 
     `others`: kinds of ranks that come after those of `mesh`, each with a mesh of its own. Ranks are numbered
     through; a collective meets ranks of one kind, and programs may send to any rank.
@@ -476,7 +475,10 @@ class Simulation:
         pricer, load = self._kinds[launch.rank].graph_pricer, self._loads[launch.rank]
         work = pricer.ramp(launch.graph, launch.sizes, launch.advance, launch.repeat)
         if load is not None:
-            load.slow(work, max(launch.issued_s, self.env.now))
+            arithmetic_s = work.arithmetic_s * work.replays
+            factor = load.factor(arithmetic_s, work.total_s, max(launch.issued_s, self.env.now))
+            if factor > 1.0:
+                work.lengthen((factor - 1.0) * work.arithmetic_s)
         return work
 
     def _begin_at_once(self, stream: _Stream, launch: RowLaunch) -> None:
@@ -547,7 +549,7 @@ class Simulation:
         self._add_to_sources(work)
         load = self._loads[launch.rank]
         if load is not None:
-            load.add(work, launch.begun_s, end_s)
+            load.add((work.arithmetic_s + work.longer_s) * work.replays, launch.begun_s, end_s)
         launch.ran = work.replays
         launch.end = launch.lane.free = Cause(None, end_s)
 
@@ -621,6 +623,7 @@ class Simulation:
     ) -> CauseSteps:
         id_ = next(self._ids)
         start_s = self.env.now
+        replays = self._under_load(launch.rank, replays)
         if len(replays) == 1:
             ends = [replays[0].seconds]
         else:
@@ -632,6 +635,7 @@ class Simulation:
                 ops = tuple(priced for segment in replays for priced in segment.ops)
             progress = ((start_s, 0.0), (self.env.now, ends[-1]))
             self._record(id_, launch, stream.name, "run", start_s, cause, ops, progress, replay)
+            self._add_to_load(launch.rank, replays, start_s)
             return Cause(id_, self.env.now)
         done = self.env.event()
         demand = partial(self._demand, launch, stream.since_s)
@@ -646,12 +650,30 @@ class Simulation:
         self._start(launch.rank, piece)
         yield done
         launch.piece = None
-        ops = replays[0].ops
+        ops, ran = replays[0].ops, 1
         if launch.is_burst():
             ran = launch.ticket.ran = piece.work.replays
             ops = tuple(priced for segment in replays[:ran] for priced in segment.ops)
         self._record(id_, launch, stream.name, "run", start_s, cause, ops, piece.progress, replay)
+        self._add_to_load(launch.rank, replays[:ran], start_s)
         return Cause(id_, self.env.now)
+
+    def _under_load(self, rank: int, replays: Sequence[Segment]) -> Sequence[Segment]:
+        """Returns segments that begin now, with their arithmetic as long as the load of the device makes
+        it."""
+        load = self._loads[rank]
+        if load is None:
+            return replays
+        total_s = sum([segment.seconds for segment in replays])
+        arithmetic_s = sum([segment.arithmetic_s for segment in replays])
+        factor = load.factor(arithmetic_s, total_s, self.env.now)
+        return replays if factor == 1.0 else [slower(segment, factor) for segment in replays]
+
+    def _add_to_load(self, rank: int, replays: Sequence[Segment], begun_s: float) -> None:
+        """Adds segments that have ended now to the load of their device."""
+        load = self._loads[rank]
+        if load is not None:
+            load.add(sum([segment.arithmetic_s for segment in replays]), begun_s, self.env.now)
 
     def _alone(self, rank: int, work_s: float) -> bool:
         """Advances the clock by `work_s` if the device is idle and nothing can happen before that work is
@@ -766,6 +788,7 @@ class Simulation:
     ) -> Cause:
         """Records a rank's span of a collective that ends now."""
         id_ = next(self._ids)
+        self._add_to_load(launch.rank, (segment,), rendezvous.start_s)
         progress = [(rendezvous.start_s, 0.0), (self.env.now, segment.seconds)]
         self._record(
             id_, launch, stream.name, "collective", rendezvous.start_s, rendezvous.latest, segment.ops,

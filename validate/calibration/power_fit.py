@@ -22,7 +22,6 @@ from scipy.optimize import least_squares
 
 from simcore.devices.fitted import LimitedPower
 from simcore.input.files import InputError, read_cells
-from simcore.sim.bursts import NOTHING, BurstCost, Piece
 from simcore.sim.power import Load, PowerLimit
 from simcore.validate.cells import count, positive
 
@@ -104,12 +103,12 @@ class _Card:
     def run(self, seconds: float, arithmetic: float) -> float:
         """Runs a launch of these seconds alone, of which `arithmetic` is bound by it; returns how many times
         as long it takes."""
-        cost = (seconds, 0.0, 0.0, 0.0)
-        work = BurstCost([Piece(0, 1, 0.0, cost, NOTHING)], arithmetic_s=arithmetic * seconds)
-        self._load.slow(work, self.now_s)
-        begun_s, self.now_s = self.now_s, self.now_s + work.total_s
-        self._load.add(work, begun_s, self.now_s)
-        return work.total_s / seconds
+        arithmetic_s = arithmetic * seconds
+        longer = self._load.factor(arithmetic_s, seconds, self.now_s)
+        took_s, begun_s = seconds + (longer - 1.0) * arithmetic_s, self.now_s
+        self.now_s += took_s
+        self._load.add(longer * arithmetic_s, begun_s, self.now_s)
+        return took_s / seconds
 
     def other(self, seconds: float, beside: Beside) -> None:
         """Runs what memory bounds for so long, or rests."""

@@ -194,7 +194,8 @@ class _Costs:
         if setup.case:
             self.used[setup.case] = overheads
         price = _less(setup.price, self.saved_s.get(setup.case, {}))
-        return span_by_span(replace(setup, price=price, overheads=overheads))
+        # Times of a run are those of its load.
+        return span_by_span(replace(setup, price=price, overheads=overheads, power=None))
 
     @property
     def described(self) -> dict[str, str]:

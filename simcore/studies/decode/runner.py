@@ -232,6 +232,7 @@ class Bench:
             case=repr(case) if lockstep and self.hardware.measured else "",
             title=_title(case.axes),
             device_sizes=self.model(case).device_sizes,
+            power=self.hardware.power,
             holds={"context": case.context, "tokens": self.scenario.tokens},
         )
         with no_collections():
