@@ -35,7 +35,7 @@ from simcore.studies.serving.runner import Bench, price_shares
 from simcore.studies.serving.scenario import ServingScenario
 from simcore.studies.serving.study import cases
 from simcore.validate.calibration.records import NAME
-from simcore.validate.engines.rows import Row
+from simcore.validate.engines.rows import FITTED, Row
 
 # The share of rows to which a constant is fitted.
 FITTED_SHARE = 0.1
@@ -212,10 +212,11 @@ def least(rows: Sequence[Row], jobs: int | None = None) -> list[Predicted]:
 
 
 def drawn(rows: Sequence[Row], seed: int) -> dict[str, list[Row]]:
-    """Draws a tenth of the rows of each series, at least one, by a seed."""
+    """Draws a tenth of the rows of each series, at least one, by a seed; of models that are FITTED."""
     series: dict[str, list[Row]] = {}
     for row in sorted(rows, key=lambda row: row.id):
-        series.setdefault(row.series.name, []).append(row)
+        if row.model in FITTED:
+            series.setdefault(row.series.name, []).append(row)
     return {
         name: random.Random(f"{seed} {name}").sample(mine, math.ceil(FITTED_SHARE * len(mine)))
         for name, mine in sorted(series.items())

@@ -29,7 +29,9 @@ HERE = Path(__file__).resolve().parent
 ENGINES = HERE / "engines.yaml"
 MODELS = HERE.parents[1] / "scenarios" / "models"
 CARDS = {"h100_sxm": "h100-sxm", "h200_sxm": "h200-sxm"}
-NAMES = {"llama-3.1-8b": "llama-3.1-8b", "llama-3.1-70b": "llama-3.1-70b"}
+# Models of the catalogue by what a row's model_path contains; constants are fitted to rows of the first two.
+NAMES = {"llama-3.1-8b": "llama-3.1-8b", "llama-3.1-70b": "llama-3.1-70b", "qwen3-32b": "qwen3-32b"}
+FITTED = frozenset({"llama-3.1-8b", "llama-3.1-70b"})
 FORMATS = {"fp8": "fp8", "fp8_block": "fp8", "": "bf16", "bf16": "bf16", "float16": "bf16"}
 COLUMNS = (
     "id", "silicon_data_source", "backend", "model_path", "system", "mode", "isl", "osl", "gemm_quant_mode",
@@ -115,7 +117,7 @@ class Row:
 
 
 def read_rows(path: Path) -> tuple[list[Row], int]:
-    """Returns the dense Llama-3.1 8B and 70B rows on H100 and H200 in mode agg, and the number of others.
+    """Returns the rows of NAMES on H100 and H200 in mode agg, and the number of others.
     Raises InputError if the file is no such table, a number is invalid, or a row is of no known series."""
     head, rows = read_cells(path)
     lines = [dict(zip(head, row, strict=True)) for row in rows]
@@ -125,7 +127,7 @@ def read_rows(path: Path) -> tuple[list[Row], int]:
     found = [_row(path, number, line) for number, line in enumerate(lines, 2) if _is_ours(line)]
     if not found:
         raise InputError(
-            f"{path}: model_path: no row is of Llama-3.1 8B or 70B on {', '.join(CARDS)} in mode agg"
+            f"{path}: model_path: no row is of {', '.join(NAMES)} on {', '.join(CARDS)} in mode agg"
         )
     return found, len(lines) - len(found)
 
