@@ -21,7 +21,7 @@ from simcore.ops.op import DTYPE_BYTES, Op, Price
 from simcore.studies.serving.study import cases
 from simcore.validate.engines import compare as silicon
 from simcore.validate.engines import predict as prediction
-from simcore.validate.engines.compare import Compared, compared, figures, lines, missed
+from simcore.validate.engines.compare import Compared, by_bars, compared, figures, lines, missed
 from simcore.validate.engines.predict import (
     Predicted,
     drawn,
@@ -96,7 +96,7 @@ def table(tmp_path: Path, host_s: float = 0.0) -> tuple[Path, list[Row]]:
 
 def test_rows_of_other_models_cards_and_modes_are_counted_and_left(tmp_path: Path) -> None:
     others = [
-        line(1, MAX_70B, 4, 2, model_path="Qwen/Qwen3-32B"),
+        line(1, MAX_70B, 4, 2, model_path="Qwen/Qwen3-235B-A22B-FP8"),
         line(2, MAX_70B, 4, 2, system="b200_sxm"),
         line(3, MAX_70B, 4, 2, mode="disagg"),
     ]
@@ -566,6 +566,28 @@ def test_fitted_rows_are_not_judged(tmp_path: Path) -> None:
     assert "| all | 1 | 0.0 % |" in text
     assert f"| {good.row.card} | 1 | 0.0 % |" in text
     assert f"{name}: host 0.0 us a sequence of a step, fitted to 1 of 2 rows" in text
+
+
+def test_a_model_that_nothing_is_fitted_to_is_judged_apart(tmp_path: Path) -> None:
+    llama, qwen = judged(tmp_path, (1.0, 1.0), (3.0, 1.0))
+    qwen = replace(qwen, row=replace(qwen.row, model="qwen3-32b", id="qwen"))
+    assert by_bars([llama, qwen]) == [llama]
+    text = "\n".join(lines([llama, qwen], {llama.row.series.name: 0.0}, 1))
+    assert "| all | 1 | 0.0 % |" in text
+    assert "| qwen3-32b: nothing was fitted to it | 1 | 200.0 % |" in text
+    rows = [replace(llama.row, id=str(i)) for i in range(9)] + [qwen.row] * 9
+    assert {one.model for mine in drawn(rows, 0).values() for one in mine} == {llama.row.model}
+
+
+@slow
+def test_rows_of_such_a_model_alone_are_predicted_without_a_constant(tmp_path: Path) -> None:
+    path = written(tmp_path / "qwen.csv", line(0, MAX_70B, 2, 2, model_path="Qwen/Qwen3-32B"))
+    app = typer.Typer()
+    app.command()(silicon.main)
+    found = CliRunner().invoke(app, [str(path), "--profile", "none", "--jobs", "1"])
+    assert found.exit_code == 1
+    assert "missed: no row is left to be judged" in found.stdout
+    assert "| qwen3-32b: nothing was fitted to it | 1 |" in found.stdout
 
 
 @slow

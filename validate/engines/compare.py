@@ -174,7 +174,7 @@ def by_bars(found: Sequence[Compared]) -> list[Compared]:
 
 
 def _overall(judged: Sequence[Compared], apart: Sequence[Compared]) -> Iterator[str]:
-    rows = {"all": judged}
+    rows = {"all": judged} if judged else {}
     for card in sorted({one.row.card for one in judged}):
         rows[card] = [one for one in judged if one.row.card == card]
     if true := [one for one in judged if not one.impossible]:
@@ -255,6 +255,9 @@ def main(
         typer.echo(line)
     if out is not None:
         write_csv([_line(one) for one in found], out)
+    if not by_bars(found):
+        typer.echo(f"missed: no row is left to be judged; bars are for {', '.join(sorted(FITTED))}")
+        sys.exit(1)
     broken = missed(figures(by_bars(found)))
     for name in broken:
         typer.echo(f"missed: {name.replace('_', ' ')} is not below {BARS[name]:g} %")
