@@ -144,15 +144,15 @@ class SharedUse:
 
 @dataclass(frozen=True, config=STRICT)
 class LimitedPower:
-    """The constants of the law by which arithmetic takes longer under load (`simcore.sim.power`), measured;
-    powers in shares of the most that the card may take."""
+    """The constants of the law by which a card at its power cap throttles its clock (`simcore.sim.power`),
+    measured; powers in shares of the cap."""
 
-    arithmetic: Positive = Field(description="power of products that arithmetic bounds, at the full clock")
+    arithmetic: Positive = Field(description="power of ops that arithmetic bounds, at the full clock")
     others: NonNegative = Field(description="power of ops that memory bounds")
-    idle: NonNegative = Field(description="power of a card at rest")
-    over_s: Positive = Field(description="seconds over which power counts")
+    idle: NonNegative = Field(description="power of an idle card")
+    over_s: Positive = Field(description="time constant of the moving average of power, s")
     cases: Count = Field(description="cases that were fitted to")
-    error_pct: NonNegative = Field(description="how far times of products in them are off, %, the median")
+    error_pct: NonNegative = Field(description="median error of the times of products in them, %")
     processor: str = Field(description="on what it was measured")
     date: str = Field(description="when it was measured")
 

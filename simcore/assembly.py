@@ -16,7 +16,7 @@ from typing import Any, TypeVar, cast
 
 from simcore import compiled
 from simcore.devices.completed import assumed_figures
-from simcore.devices.fitted import MEASURED, FittedProfile, SharedUse
+from simcore.devices.fitted import MEASURED, FittedProfile, LimitedPower, SharedUse
 from simcore.devices.in_use import DeviceInUse, chosen_device, not_yet, with_profile
 from simcore.devices.price import STAYS, roofline
 from simcore.devices.profile import Profile
@@ -88,14 +88,15 @@ def model_names() -> list[str]:
 @dataclass(frozen=True)
 class Place:
     """Where a scenario runs. `start` makes its runs; each case runs `repeats` times. `prices`, if given,
-    replace the device's prices; `overheads` replace the profile's costs of the host's verbs, in seconds (the
-    scenario's own costs stay). `described` returns, after the runs, a real machine's entries of the
-    provenance. `jobs`: the most processes that simulate."""
+    replace the device's prices: those of a run and its load, or of ops that ran `alone`. `overheads` replace
+    the profile's costs of the host's verbs, in seconds (the scenario's own costs stay). `described` returns,
+    after the runs, a real machine's entries of the provenance. `jobs`: the most processes that simulate."""
 
     name: str = "sim"
     start: Start = simulated
     repeats: int = 1
     prices: Pricer | None = None
+    alone: bool = False
     overheads: Mapping[str, float] = field(default_factory=dict)
     described: Callable[[], Mapping[str, Any]] = dict
     jobs: int = 1
@@ -351,8 +352,8 @@ def _on_device(scenario: Scenario, where: str, device: DeviceInUse, place: Place
         kept = KeptPrices(_price_key(device, link, in_graph_s), folder)
         hardware = replace(hardware, kept=kept)
     if (given := place.prices) is not None:
-        # Times of a run are those of its load.
-        hardware = replace(hardware, price=lambda ranks, latency_s, free: given, kept=None, power=None)
+        power = hardware.power if place.alone else None
+        hardware = replace(hardware, price=lambda ranks, latency_s, free: given, kept=None, power=power)
     hardware = replace(hardware, price=_all_in_graphs(hardware.price, in_graph_s))
     described = _described(device, link, _formats(hardware.dtypes), hardware.overheads, link_name)
     if isinstance(scenario, ServingScenario):
@@ -739,10 +740,20 @@ def _overheads(where: str, scenario: Scenario, device: DeviceInUse, place: Place
 
 
 def _power_limit(device: DeviceInUse, profile: FittedProfile | None) -> PowerLimit | None:
-    """Returns the limit of a card's power, if it was measured on such a card: of others, to which prices are
-    carried over, nothing is known."""
+    """Returns the power cap of a card, if its effect was measured on such a card: of others, to which prices
+    are carried over, nothing is known. A changed board power is another cap."""
     power = profile.power if profile and device.base == device.measured_on.name else None
-    return PowerLimit(power.arithmetic, power.others, power.idle, power.over_s) if power else None
+    if power is None:
+        return None
+    before_w, cap_w = device.measured_on.board_power_w, device.spec.board_power_w
+    return law_of(power, before_w / cap_w if before_w and cap_w else 1.0)
+
+
+def law_of(power: LimitedPower, times: float = 1.0) -> PowerLimit:
+    """Returns the law with a profile's constants; `times`: by how much the cap is lower than the measured
+    one."""
+    arithmetic, others, idle = (times * share for share in (power.arithmetic, power.others, power.idle))
+    return PowerLimit(arithmetic, others, idle, power.over_s)
 
 
 def _memory_reach(spec: DeviceSpec, shared: SharedUse | None) -> dict[str, float]:

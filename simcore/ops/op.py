@@ -329,6 +329,12 @@ class Price:
         low_s, high_s = self.low_s + more_s, self.high_s + more_s
         return replace(self, seconds=self.seconds + more_s, low_s=low_s, high_s=high_s, early_s=early_s)
 
+    def times(self, factor: float) -> "Price":
+        """The price of an op that takes `factor` times as long."""
+        early_s = None if self.early_s is None else factor * self.early_s
+        low_s, high_s = factor * self.low_s, factor * self.high_s
+        return replace(self, seconds=factor * self.seconds, low_s=low_s, high_s=high_s, early_s=early_s)
+
 
 class Floor(NamedTuple):
     """The least seconds that an op can take by the device's datasheet: one bound per resource."""

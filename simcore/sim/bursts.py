@@ -117,8 +117,17 @@ class Origin:
     shares: Shares = ()
     rest: SourceKind | None = None
 
-    def count(self, total_s: float, replays: int, sources: dict[SourceKind, float]) -> None:
-        """Adds `replays` replays that take `total_s` in all to `sources`, seconds by source."""
+    def count(
+        self, total_s: float, replays: int, sources: dict[SourceKind, float], longer_s: float = 0.0
+    ) -> None:
+        """Adds `replays` replays that take `total_s` alone, and `longer_s` more under load, to `sources`,
+        seconds by source. What takes longer is among `shares`."""
+        if longer_s > 0.0:
+            slowed = self.shares or ((self.rest, 1.0),)
+            whole_s = sum([seconds for _, seconds in slowed])
+            for source, seconds in slowed:
+                if source is not None:
+                    sources[source] = sources.get(source, 0.0) + longer_s * seconds / whole_s
         if self.rest is not None and len(self.shares) == 1 and self.shares[0][0] == self.rest:
             sources[self.rest] = sources.get(self.rest, 0.0) + total_s
             return
@@ -136,16 +145,15 @@ NO_ORIGIN = Origin()
 class BurstCost:
     """The work of a burst: pieces in order, whose prices come from `origin`. `launch_s`: host time of a
     launch; `since_s`: when its stream last began to work; `kernels`: kernels in a replay. `arithmetic_s`: the
-    part of a replay's price in ops that arithmetic bounds, without those whose sizes grow; `longer_s`: by how
-    much each replay has become longer since."""
+    seconds of a replay alone in ops that arithmetic bounds, without those whose sizes grow."""
 
     __slots__ = (
         "_around",
         "_begins",
+        "_longer_s",
         "arithmetic_s",
         "kernels",
         "launch_s",
-        "longer_s",
         "origin",
         "pieces",
         "replays",
@@ -155,7 +163,9 @@ class BurstCost:
 
     def __init__(self, pieces: list[Piece], origin: Origin = NO_ORIGIN, arithmetic_s: float = 0.0) -> None:
         self.pieces = pieces
-        self.arithmetic_s, self.longer_s = arithmetic_s, 0.0
+        self.arithmetic_s = arithmetic_s
+        # By how much each replay is longer under load; the last one counts for all that follow.
+        self._longer_s: list[float] = []
         last = pieces[-1]
         count = last.count
         self.replays = last.first + count
@@ -231,15 +241,40 @@ class BurstCost:
         self._around = work_s, until_s, demand, last
         return until_s, demand
 
-    def lengthen(self, seconds: float) -> None:
-        """Makes each replay this much longer."""
+    def slow(self, factors: list[float]) -> None:
+        """Makes the arithmetic of each replay so many times as long; the last factor is of all that follow.
+        Demands stay: a slower clock keeps the device as busy."""
         self._around, self._begins = UNKNOWN, None
-        self.longer_s += seconds
+        self._longer_s = longer = [(factor - 1.0) * self.arithmetic_s for factor in factors]
+        pieces: list[Piece] = []
+        before_s = 0.0
         for piece in self.pieces:
-            cost = piece.cost
-            piece.cost = (cost[0] + seconds, cost[1], cost[2], cost[3])
-            piece.before_s += piece.first * seconds
-        self.total_s += self.replays * seconds
+            done = 0
+            while done < piece.count:
+                replay = piece.first + done
+                count = 1 if replay < len(longer) - 1 else piece.count - done
+                more_s = longer[min(replay, len(longer) - 1)]
+                cost, growth = _add(piece.cost, _scaled(piece.growth, done)), piece.growth
+                busier = (cost[0] + more_s) / cost[0] if cost[0] > 0.0 else 1.0
+                cost = (cost[0] + more_s, cost[1], cost[2] * busier, cost[3] * busier)
+                growth = (growth[0], growth[1], growth[2] * busier, growth[3] * busier)
+                pieces.append(Piece(replay, count, before_s, cost, growth))
+                before_s += pieces[-1].work_s(count)
+                done += count
+        self.pieces, self.total_s = pieces, before_s
+
+    @property
+    def longer_s(self) -> float:
+        """By how much all replays are longer under load."""
+        own = self._longer_s
+        if not own:
+            return 0.0
+        return sum(own[: self.replays]) + max(0, self.replays - len(own)) * own[-1]
+
+    @property
+    def arithmetic_under_load_s(self) -> float:
+        """The seconds of all replays in ops that arithmetic bounds, as long as they take under load."""
+        return self.arithmetic_s * self.replays + self.longer_s
 
     def truncate(self, replays: int) -> None:
         """Keeps only the first `replays` replays."""

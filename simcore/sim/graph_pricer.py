@@ -35,7 +35,7 @@ from simcore.sim.bursts import (
     lines,
     pieces_of,
 )
-from simcore.sim.power import FORMATS
+from simcore.sim.power import bound_by_arithmetic
 
 End = Literal["value", "low", "high"]
 ENDS: tuple[End, ...] = get_args(End)
@@ -190,7 +190,7 @@ class PricedGroups:
             value_s, low_s, high_s = value_s + taken[0], low_s + taken[1], high_s + taken[2]
             memory_s += count * floor.memory_s
             compute_s += count * floor.compute_s
-            if floor.compute_s > floor.memory_s and op.dtype in FORMATS:
+            if bound_by_arithmetic(op, floor):
                 bound_s += taken[0]
             # An assumed price may be faster than the datasheet allows (law 6).
             if price.source != "assumed":
@@ -206,6 +206,12 @@ def _at(priced: PricedEnds, number: int) -> Cost:
     """The cost at end number `number` of ENDS."""
     numbers = priced[0]
     return (numbers[number], numbers[3], numbers[4], numbers[5])
+
+
+def _arithmetic_s(priced: PricedEnds, number: int) -> float:
+    """The seconds of a group, at end number `number` of ENDS, in ops that arithmetic bounds."""
+    numbers = priced[0]
+    return numbers[6] * numbers[number] / numbers[0] if numbers[6] > 0.0 else 0.0
 
 
 @dataclass(slots=True, eq=False)
@@ -336,7 +342,7 @@ class GraphPricer:
             cost, parts = _at(priced, self._number), self._shares(priced)
             seconds, least_s = seconds + cost[0], least_s + cost[1]
             memory_s, compute_s = memory_s + cost[2], compute_s + cost[3]
-            arithmetic_s += priced[0][6]
+            arithmetic_s += _arithmetic_s(priced, self._number)
             for source, of_source_s in parts:
                 shares[source] = shares.get(source, 0.0) + of_source_s
         curves = [
@@ -353,6 +359,7 @@ class GraphPricer:
         """The work of a burst priced replay by replay: several sizes of one group grow at once, and its price
         may not be linear in them."""
         pieces, before_s, now = [], 0.0, dict(sizes)
+        arithmetic_s = sum([_arithmetic_s(self._fixed(group, now), self._number) for group in plan.stays])
         for replay in range(replays):
             costs = [
                 _at(self._fixed(group, now), self._number)
@@ -368,7 +375,7 @@ class GraphPricer:
             before_s += cost[0]
             now = {name: size + advance.get(name, 0) for name, size in now.items()}
         group, name = plan.grows[0]
-        return BurstCost(pieces, Origin((), self._source(group, name, sizes)))
+        return BurstCost(pieces, Origin((), self._source(group, name, sizes)), arithmetic_s)
 
     def _fixed(self, group: Group, sizes: Mapping[str, int]) -> PricedEnds:
         return self._groups.cost(group, tuple([sizes[name] for name in group.reads]))

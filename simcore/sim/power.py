@@ -1,32 +1,46 @@
-"""The clock of a card whose power is limited: under load, arithmetic takes longer than by itself.
+"""The clock of a card at its power cap: under load, ops that arithmetic bounds take longer than alone.
 
-    a, b       shares of the time in ops that arithmetic bounds, and in others; a moment t ago weighs
-               exp(-t / over_s)
+    a, b       shares of the time in ops that arithmetic bounds, and in others: exponential moving averages,
+               a moment t ago weighs exp(-t / over_s)
     factor  =  max(1, (a A / (1 - b B - (1 - a - b) I))^(1/3))
 
-A, B and I are the powers of arithmetic at the full clock, of other ops and of a card at rest, in shares of
-the most that the card may take. What the others leave, arithmetic may take: its clock falls until it does,
-for its power grows with the third power of the clock (voltage follows it). Other ops take as long as ever:
-the memory has a clock of its own. An op is bound by arithmetic if its floor is, and counts if its format is
-one of FORMATS: in these the law was held to whole services on a card. Random fp8 products slow down alike,
-but engines in fp8 keep up more products than that would leave (docs/measurements/real_machines.md).
+A, B and I are the powers of arithmetic at the full clock, of other ops and of an idle card, in shares of the
+power cap. A card over its cap throttles its clock. Dynamic power grows with the third power of the clock, for
+the voltage follows it; so arithmetic slows down by the cube root of its power over what the other ops leave.
+Other ops are not slowed down: the memory has a clock of its own. Shares are at most 1 in all: what several
+streams do at once beyond that costs no power here.
 
-Inside a launch of T seconds, a and b move from the past's to its own; their mean counts:
+Inside a launch of T seconds, a and b move from the past's to its own. Their means over the launch count:
 
     a  =  x + (a before - x) over_s / T (1 - exp(-T / over_s))         x = its own share of arithmetic
 
-The constants are measured (`simcore.validate.calibration.cuda_power`): power itself is not, only how much
-longer products take beside so much other work.
+The constants are fitted to how much longer products take beside other work
+(`simcore.validate.calibration.cuda_power`); power itself is not measured.
 """
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import exp
 
-# Power over clock: dynamic power is proportional to clock times voltage squared, and voltage follows clock.
+from simcore.ops.op import Floor, Op
+
+# Dynamic power over clock: clock times voltage squared.
 EXPONENT = 3.0
+# Formats whose products slow down. fp8 products do too, but public engines in fp8 sustain more than that
+# leaves (docs/measurements/real_machines.md).
 FORMATS = frozenset({"bf16", "fp16"})
-# What is left for arithmetic at least, in shares of the limit, so that no clock is 0.
+# What is left for arithmetic at least, in shares of the cap, so that no clock is 0.
 LEAST = 0.05
+# Replays of a burst until their times have settled: later ones take as long as the last of these.
+MOST_REPLAYS, SETTLED = 256, 1e-9
+
+# When a launch that still runs began, and its seconds of arithmetic so far.
+Begun = tuple[float, float]
+
+
+def bound_by_arithmetic(op: Op, floor: Floor) -> bool:
+    """Whether the clock of the card decides how long an op takes."""
+    return floor.compute_s > floor.memory_s and op.dtype in FORMATS
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,37 +66,60 @@ class PowerLimit:
 
 
 class Load:
-    """What a device has done lately, by which its clock goes."""
+    """What a device has done lately."""
 
     __slots__ = ("_arithmetic", "_at_s", "_limit", "_others")
 
     def __init__(self, limit: PowerLimit) -> None:
         self._limit = limit
-        # Shares of the past until `_at_s`.
+        # Moving averages at `_at_s`.
         self._arithmetic = self._others = self._at_s = 0.0
 
-    def factor(self, arithmetic_s: float, total_s: float, start_s: float) -> float:
-        """How many times as long the arithmetic takes of a launch that starts then and takes `total_s` alone,
-        of which `arithmetic_s` are in ops that arithmetic bounds."""
-        if arithmetic_s <= 0.0 or total_s <= 0.0:
-            return 1.0
-        over_s = self._limit.over_s
-        fades = exp(-max(0.0, start_s - self._at_s) / over_s)
-        own = min(1.0, arithmetic_s / total_s)
-        weight = over_s / total_s * (1.0 - exp(-total_s / over_s))
-        arithmetic = own + (self._arithmetic * fades - own) * weight
-        others = 1.0 - own + (self._others * fades - (1.0 - own)) * weight
-        return self._limit.factor(arithmetic, others)
+    def factors(
+        self, parts: Iterable[tuple[float, float]], at_s: float, running: Sequence[Begun] = ()
+    ) -> list[float]:
+        """How many times as long the arithmetic takes of the replays of a launch that begins at `at_s`.
+        `parts`: for each replay its seconds in ops that arithmetic bounds, and all its seconds, both alone;
+        `running`: launches that run at `at_s`. Ends early once replays take equally long."""
+        over_s, limit = self._limit.over_s, self._limit
+        arithmetic, others = self._shares(at_s, running)
+        found: list[float] = []
+        for arithmetic_s, total_s in parts:
+            if total_s <= 0.0:
+                found.append(1.0)
+                continue
+            own = min(1.0, arithmetic_s / total_s)
+            weight = over_s / total_s * (1.0 - exp(-total_s / over_s))
+            factor = limit.factor(
+                own + (arithmetic - own) * weight, 1.0 - own + (others - 1.0 + own) * weight
+            )
+            found.append(factor)
+            took_s = total_s + (factor - 1.0) * arithmetic_s
+            own = min(1.0, factor * arithmetic_s / took_s)
+            fades = exp(-took_s / over_s)
+            before = arithmetic
+            arithmetic = own + (arithmetic - own) * fades
+            others = 1.0 - own + (others - 1.0 + own) * fades
+            if len(found) == MOST_REPLAYS or abs(arithmetic - before) < SETTLED:
+                break
+        return found
 
     def add(self, arithmetic_s: float, begun_s: float, end_s: float) -> None:
-        """Adds a launch that has ended, of which `arithmetic_s` as they were; launches beside each other add
+        """Adds a launch that has ended. `arithmetic_s`: its seconds under load in ops that arithmetic
+        bounds."""
+        if end_s > begun_s:
+            self._arithmetic, self._others = self._shares(end_s, ((begun_s, arithmetic_s),))
+            self._at_s = max(self._at_s, end_s)
+
+    def _shares(self, at_s: float, running: Sequence[Begun]) -> tuple[float, float]:
+        """The moving averages at `at_s`, with launches that run until then; launches beside each other add
         up."""
-        took_s, over_s = end_s - begun_s, self._limit.over_s
-        if took_s <= 0.0:
-            return
-        fades = exp(-max(0.0, end_s - self._at_s) / over_s)
-        own = min(1.0, arithmetic_s / took_s)
-        weight = 1.0 - exp(-took_s / over_s)
-        self._arithmetic = min(1.0, self._arithmetic * fades + own * weight)
-        self._others = min(1.0, self._others * fades + (1.0 - own) * weight)
-        self._at_s = max(self._at_s, end_s)
+        over_s = self._limit.over_s
+        fades = exp(-max(0.0, at_s - self._at_s) / over_s)
+        arithmetic, others = self._arithmetic * fades, self._others * fades
+        for begun_s, arithmetic_s in running:
+            took_s = at_s - begun_s
+            if took_s > 0.0:
+                own, weight = min(1.0, arithmetic_s / took_s), 1.0 - exp(-took_s / over_s)
+                arithmetic, others = arithmetic + own * weight, others + (1.0 - own) * weight
+        return min(1.0, arithmetic), min(1.0, others)

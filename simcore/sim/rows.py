@@ -139,6 +139,11 @@ class RowLaunch:
 
     # -- as a piece of work --------------------------------------------------------------------------
 
+    @property
+    def arithmetic_s(self) -> float:
+        """Seconds of its work in ops that arithmetic bounds."""
+        return 0.0 if self.work is None else self.work.arithmetic_under_load_s
+
     def record_progress(self, now_s: float, *, once: bool = False) -> None:
         """Does nothing: a row does not say when the rate changed."""
 

@@ -6,21 +6,22 @@ A local segment takes the sum of its ops' prices; `demand` is the share of memor
 segment keeps busy while it runs alone (contention.py).
 """
 
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 from simcore.machine.trace import PricedOp
 from simcore.ops.op import Floor, Graph, Op, Pricer, Publication, Roofline
 from simcore.sim.contention import Demand
-from simcore.sim.power import FORMATS
+from simcore.sim.power import bound_by_arithmetic
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Segment:
     """Local ops, or one collective. `publications`: each with the seconds of work after which it leaves;
-    `arithmetic_s`: the part of its seconds in ops that arithmetic bounds (power.py), which `bound` has by
-    id."""
+    `arithmetic_s`: its seconds in ops that arithmetic bounds (power.py), whose ids are in `bound`."""
 
     ops: tuple[PricedOp, ...]
     seconds: float
@@ -37,18 +38,27 @@ def slower(segment: Segment, factor: float) -> Segment:
         return segment
     # Layers repeat the same few objects, and so they do here.
     longer = {
-        id(priced): replace(priced, price=priced.price.longer((factor - 1.0) * priced.price.seconds))
+        id(priced): replace(priced, price=priced.price.times(factor))
         for priced in segment.ops
         if id(priced) in segment.bound
     }
     ops = tuple([longer.get(id(priced), priced) for priced in segment.ops])
-    seconds = sum([priced.price.seconds for priced in ops])
-    later = seconds / segment.seconds
+    before = [0.0, *accumulate([priced.price.seconds for priced in segment.ops])]
+    after = [0.0, *accumulate([priced.price.seconds for priced in ops])]
     return Segment(
-        ops, seconds, segment.demand, segment.collective,
-        tuple([(at_s * later, publication) for at_s, publication in segment.publications]),
+        ops, after[-1], segment.demand, segment.collective,
+        tuple([(_moved(at_s, before, after), each) for at_s, each in segment.publications]),
         factor * segment.arithmetic_s, frozenset([id(each) for each in longer.values()]),
     )  # fmt: skip
+
+
+def _moved(at_s: float, before: list[float], after: list[float]) -> float:
+    """Where a moment lies after ops have become longer; `before` and `after`: where each begins, and the
+    end."""
+    op = min(bisect_right(before, at_s), len(before) - 1) - 1
+    whole_s = before[op + 1] - before[op]
+    inside = (at_s - before[op]) / whole_s if whole_s > 0.0 else 1.0
+    return after[op] + inside * (after[op + 1] - after[op])
 
 
 # An op at its sizes with its price, its floor, and whether it is a collective.
@@ -162,11 +172,7 @@ def _local(bound: list[Bound], leaving: list[tuple[float, Publication]]) -> Segm
     compute = sum([floor.compute_s for _, floor, _ in bound]) / seconds
     kernels_per_s = sum([priced.op.kernels for priced in ops]) / seconds
     demand = Demand(min(1.0, memory), min(1.0, compute), kernels_per_s=kernels_per_s)
-    by_arithmetic = [
-        priced
-        for priced, floor, _ in bound
-        if floor.compute_s > floor.memory_s and priced.op.dtype in FORMATS
-    ]
+    by_arithmetic = [priced for priced, floor, _ in bound if bound_by_arithmetic(priced.op, floor)]
     arithmetic_s = sum([priced.price.seconds for priced in by_arithmetic])
     ids = frozenset([id(priced) for priced in by_arithmetic])
     return Segment(ops, seconds, demand, False, tuple(leaving), arithmetic_s, ids)

@@ -94,10 +94,15 @@ class Execution(Protocol):
     rate: float
     demand: Demand
     next_s: float
+    begun_s: float
 
     @property
     def records_progress(self) -> bool:
         """Whether it records when its rate changes."""
+
+    @property
+    def arithmetic_s(self) -> float:
+        """Seconds of its work in ops that arithmetic bounds (power.py)."""
 
     @property
     def work(self) -> Any:
@@ -126,7 +131,9 @@ class Piece:
     instead of `finish` if the caller does nothing after it at this moment."""
 
     __slots__ = (
+        "arithmetic_s",
         "at_s",
+        "begun_s",
         "demand",
         "finish",
         "last",
@@ -153,7 +160,7 @@ class Piece:
         self.publish = publish
         self.publications = publications
         self.last = last
-        self.at_s = self.work_s = self.next_s = 0.0
+        self.at_s = self.work_s = self.next_s = self.begun_s = self.arithmetic_s = 0.0
         self.rate = 1.0
         self.demand = IDLE
         self.progress: list[tuple[float, float]] = []

@@ -38,7 +38,7 @@ from simcore.sim.clock import Clock
 from simcore.sim.contention import Demand, Rates, max_min_rates
 from simcore.sim.graph_pricer import GraphPricer
 from simcore.sim.host import CauseSteps, Launch, Signals, SimMachine, Steps, latest, then
-from simcore.sim.power import Load, PowerLimit
+from simcore.sim.power import Begun, Load, PowerLimit
 from simcore.sim.rows import RowLaunch
 from simcore.sim.segments import Cuts, Segment, slower
 from simcore.sim.sharing import Execution, Listed, Piece, SharedDevice
@@ -105,10 +105,11 @@ class LaunchInfo:
 
 @dataclass(slots=True, eq=False)
 class _SourceTotal:
-    """The sum of the work whose prices come from one origin."""
+    """The sum of the work whose prices come from one origin; `longer_s`: what it takes more under load."""
 
     origin: Origin
     total_s: float = 0.0
+    longer_s: float = 0.0
     replays: int = 0
 
 
@@ -474,12 +475,23 @@ class Simulation:
         """The work of a launch that begins as soon as its host has issued it."""
         pricer, load = self._kinds[launch.rank].graph_pricer, self._loads[launch.rank]
         work = pricer.ramp(launch.graph, launch.sizes, launch.advance, launch.repeat)
-        if load is not None:
-            arithmetic_s = work.arithmetic_s * work.replays
-            factor = load.factor(arithmetic_s, work.total_s, max(launch.issued_s, self.env.now))
-            if factor > 1.0:
-                work.lengthen((factor - 1.0) * work.arithmetic_s)
+        if load is not None and work.arithmetic_s > 0.0:
+            ends = itertools.chain((0.0,), map(work.end_s, range(work.replays)))
+            parts = ((work.arithmetic_s, end_s - begin_s) for begin_s, end_s in itertools.pairwise(ends))
+            at_s = max(launch.issued_s, self.env.now)
+            factors = load.factors(parts, at_s, self._under_way(launch.rank))
+            if max(factors) > 1.0:
+                work.slow(factors)
         return work
+
+    def _under_way(self, rank: int) -> list[Begun]:
+        """The launches that run on a device, with their seconds of arithmetic until now."""
+        now_s, found = self.env.now, []
+        for piece in self._devices[rank].running:
+            if piece.begun_s < now_s:
+                done = (piece.work_s + (now_s - piece.at_s) * piece.rate) / piece.work.total_s
+                found.append((piece.begun_s, min(1.0, done) * piece.arithmetic_s))
+        return found
 
     def _begin_at_once(self, stream: _Stream, launch: RowLaunch) -> None:
         """Begins a launch on an idle stream; at its end the stream runs what was queued meanwhile."""
@@ -501,22 +513,33 @@ class Simulation:
         launch.ready_s, launch.begun_s = ready_s, start_s
         if start_s > free_s:
             stream.since_s = start_s
-        work.since_s = stream.since_s
-        work.kernels = launch.graph.kernels
-        work.launch_s = launch.info.launch_s
+        self._with_demand(launch, work)
         rank, device = launch.rank, self._devices[launch.rank]
         if not device.running and self._working[rank] == 1:
             # No other launch can begin before it, so the device may know already of a start after now.
             device.start(launch, start_s)
             self._alarm(rank, start_s - now_s + work.total_s, launch)
         elif start_s > now_s:
-            self.env.call(start_s - now_s, partial(self._add_to_device, launch))
+            self.env.call(start_s - now_s, partial(self._begin_later, launch))
         else:
             self._add_to_device(launch)
 
     def _add_to_device(self, launch: RowLaunch) -> None:
         if launch.end is None:
             self._start(launch.rank, launch)
+
+    def _begin_later(self, launch: RowLaunch) -> None:
+        """Starts a launch whose host had issued it before it could begin, at the clock of now."""
+        if launch.end is None and self._loads[launch.rank] is not None:
+            launch.work = self._with_demand(launch, self._cost(launch))
+        self._add_to_device(launch)
+
+    def _with_demand(self, launch: RowLaunch, work: BurstCost) -> BurstCost:
+        """Tells work what its demand on the device depends on."""
+        work.since_s = launch.lane.since_s
+        work.kernels = launch.graph.kernels
+        work.launch_s = launch.info.launch_s
+        return work
 
     def _row(self, stream: _Stream, launch: RowLaunch) -> Steps:
         """Runs a launch in closed form that had to queue."""
@@ -549,7 +572,7 @@ class Simulation:
         self._add_to_sources(work)
         load = self._loads[launch.rank]
         if load is not None:
-            load.add((work.arithmetic_s + work.longer_s) * work.replays, launch.begun_s, end_s)
+            load.add(work.arithmetic_under_load_s, launch.begun_s, end_s)
         launch.ran = work.replays
         launch.end = launch.lane.free = Cause(None, end_s)
 
@@ -560,12 +583,14 @@ class Simulation:
             if len(self._source_totals) >= MOST_SOURCE_TOTALS:
                 self._count_sources()
             total = self._source_totals[id(work.origin)] = _SourceTotal(work.origin)
-        total.total_s += work.total_s
+        longer_s = work.longer_s
+        total.total_s += work.total_s - longer_s
+        total.longer_s += longer_s
         total.replays += work.replays
 
     def _count_sources(self) -> None:
         for total in self._source_totals.values():
-            total.origin.count(total.total_s, total.replays, self.trace.rows.sources)
+            total.origin.count(total.total_s, total.replays, self.trace.rows.sources, total.longer_s)
         self._source_totals.clear()
 
     def interrupt(self, launch: Launch | RowLaunch) -> None:
@@ -646,6 +671,7 @@ class Simulation:
             deque(replays[0].publications),
             partial(self.env.succeed_and_run, done),
         )
+        piece.begun_s, piece.arithmetic_s = start_s, sum([segment.arithmetic_s for segment in replays])
         launch.piece = piece
         self._start(launch.rank, piece)
         yield done
@@ -664,10 +690,14 @@ class Simulation:
         load = self._loads[rank]
         if load is None:
             return replays
-        total_s = sum([segment.seconds for segment in replays])
-        arithmetic_s = sum([segment.arithmetic_s for segment in replays])
-        factor = load.factor(arithmetic_s, total_s, self.env.now)
-        return replays if factor == 1.0 else [slower(segment, factor) for segment in replays]
+        if not any(segment.bound for segment in replays):
+            return replays
+        parts = [(segment.arithmetic_s, segment.seconds) for segment in replays]
+        factors = load.factors(parts, self.env.now, self._under_way(rank))
+        if max(factors) == 1.0:
+            return replays
+        last = len(factors) - 1
+        return [slower(segment, factors[min(i, last)]) for i, segment in enumerate(replays)]
 
     def _add_to_load(self, rank: int, replays: Sequence[Segment], begun_s: float) -> None:
         """Adds segments that have ended now to the load of their device."""

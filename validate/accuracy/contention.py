@@ -224,7 +224,7 @@ def main(
     else:
         rows, layers, births = given
         if fit_:
-            _of_one_card(births, known, str(from_))
+            of_one_card(births, known, str(from_))
     models = models_of(layers)
     bandwidth_share, most = spec.hbm_efficiency.value, most_reach(spec, known)
     found = _compared(rows, models, here, known, bandwidth_share, most, fit_)
@@ -258,7 +258,7 @@ def _device(named: str | None, *, measures: bool) -> str:
     return named or here
 
 
-def _of_one_card(births: Sequence[Birth], profile: FittedProfile | None, where: str) -> None:
+def of_one_card(births: Sequence[Birth], profile: FittedProfile | None, where: str) -> None:
     """Raises InputError if a row and the profile are of different cards."""
     if profile is None or profile.birth is None:
         return

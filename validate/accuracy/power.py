@@ -9,7 +9,7 @@
 Rows are as `simcore.validate.calibration.power_fit` describes them, and were measured by `cuda_power`.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -19,14 +19,17 @@ from typing import Annotated
 import torch
 import typer
 
+from simcore.assembly import law_of
 from simcore.devices.fitted import LimitedPower, write_law
 from simcore.input.files import InputError, read_cells
 from simcore.sim.power import PowerLimit
-from simcore.validate.accuracy.contention import fitted_profile, folder_of
+from simcore.validate.accuracy.contention import fitted_profile, folder_of, of_one_card
 from simcore.validate.benchmarks.timing import birth, measure_card
 from simcore.validate.calibration import cuda_power
 from simcore.validate.calibration.cuda import this_card
 from simcore.validate.calibration.power_fit import (
+    MEDIAN_PCT,
+    WORST_PCT,
     Row,
     beginning,
     errors,
@@ -38,8 +41,6 @@ from simcore.validate.calibration.power_fit import (
 from simcore.validate.program import check_out, markdown, run, write_csv
 
 BORN = ("device", "driver", "torch", "triton", "date_utc")
-# The median error and the largest that a law may have, in percent.
-MOST_PCT, WORST_PCT = 2.0, 6.0
 BROKEN = 1
 # A product of a beginning has slowed down once it takes this much longer.
 SLOW = 1.08
@@ -85,10 +86,6 @@ def _births(path: Path) -> list[dict[str, str]]:
     return [{name: line[name] for name in BORN} for line in each]
 
 
-def _limit_of(known: LimitedPower) -> PowerLimit:
-    return PowerLimit(known.arithmetic, known.others, known.idle, known.over_s)
-
-
 def main(
     profile: Annotated[str, typer.Option(help="whose constants are judged, or --fit writes")] = "local",
     out: Annotated[Path | None, typer.Option(help="where to write all rows, as CSV")] = None,
@@ -104,9 +101,7 @@ def main(
     """Measures products under load, and compares; exit 1 if the median error is 2 % or more or the largest
     6 % or more."""
     check_out(out)
-    if from_ is not None and device is None and not torch.cuda.is_available():
-        raise InputError("--device: is needed with --measured where there is no card")
-    name = device if from_ is not None and device is not None else this_card()
+    name = _device(device, from_, quick)
     known = fitted_profile(name, profile)
     if from_ is None:
         rows = cuda_power.rows_here(quick=quick, say=partial(typer.echo, err=True))
@@ -114,18 +109,14 @@ def main(
         births = [{key: born[key] for key in BORN}] * len(rows)
     else:
         rows, births = read_rows(from_), _births(from_)
+        if fit:
+            of_one_card(births, known, str(from_))
     if out is not None:
         write_csv([{**asdict(row), **own} for row, own in zip(rows, births, strict=True)], out)
-    if fit:
-        try:
-            found = limited_power(rows, births[0]["device"], births[0]["date_utc"])
-        except ValueError as error:
-            raise InputError(f"--fit: {error}") from None
-    elif known.power is None:
+    found = _fitted(rows, births[0]) if fit else known.power
+    if found is None:
         raise InputError(f"--profile {profile}: has no constants of limited power; --fit makes some")
-    else:
-        found = known.power
-    limit = _limit_of(found)
+    limit = law_of(found)
     for line in lines(rows, limit):
         typer.echo(line)
     typer.echo(
@@ -134,12 +125,32 @@ def main(
     )
     off = [100.0 * abs(error) for error in errors(limit, rows)]
     typer.echo(f"error: median {median(off):.2f} %, largest {max(off):.2f} % of {len(off)} cases")
-    if median(off) >= MOST_PCT or max(off) >= WORST_PCT:
+    if median(off) >= MEDIAN_PCT or max(off) >= WORST_PCT:
         raise typer.Exit(BROKEN)
     if fit:
         folder = folder_of(name, profile)
         write_law(found, folder)
         typer.echo(f"written into {folder / 'profile.yaml'}")
+
+
+def _device(named: str | None, measured: Path | None, quick: bool) -> str:
+    """Returns the catalogue's device. Raises InputError if options do not go together."""
+    if quick and measured is not None:
+        raise InputError("--quick: is for a card, not for rows of --measured")
+    if named is not None and measured is None:
+        raise InputError("--device: is for rows of --measured; a card that is measured is known")
+    if measured is not None and named is None and not torch.cuda.is_available():
+        raise InputError("--device: is needed with --measured where there is no card")
+    return named or this_card()
+
+
+def _fitted(rows: Sequence[Row], born: Mapping[str, str]) -> LimitedPower:
+    """Returns constants of the rows; ends the program with 1 if they do not follow the law."""
+    try:
+        return limited_power(rows, born["device"], born["date_utc"])
+    except ValueError as error:
+        typer.echo(f"--fit: {error}; nothing was written")
+        raise typer.Exit(BROKEN) from None
 
 
 if __name__ == "__main__":

@@ -67,6 +67,11 @@ def read_latencies(path: Path) -> list[Latency]:
         line, where = dict(zip(head, cells, strict=True)), f"{path}: line {number}"
         rate, seconds = (positive(where, line, name) for name in ("rate_per_s", "measured"))
         found.append(Latency(line["set"], rate, line["metric"], seconds))
+    for (given, rate), own in groupby(found, key=lambda row: (row.set, row.rate_per_s)):
+        if all(row.metric == DURATION for row in own):
+            raise InputError(f"{path}: has no latency at {rate:g} requests/s of {given}")
+    if not found:
+        raise InputError(f"{path}: has no row")
     return found
 
 
@@ -83,7 +88,7 @@ def predicted(rows: Sequence[Latency], profile: str) -> Iterator[Judged]:
             rate = f"{row.rate_per_s:.6g}"
             # Where a run has a warm-up, its latencies of all requests have names of their own.
             found = values.get((rate, row.metric + WHOLE), values.get((rate, row.metric)))
-            if found is None:
+            if found is None or not found > 0.0:
                 raise InputError(f"{row.metric} at {rate} requests/s is not in the results of {given}")
             yield Judged(row, found)
 

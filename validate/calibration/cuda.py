@@ -171,7 +171,7 @@ def _with_laws(
         shared, notes = _shared_use(profile, quick, progress, ends_s)
         profile = replace(profile, notes=(*profile.notes, *notes), contention=shared)
         yield profile
-    if "matmul" in kinds:
+    if "matmul" in kinds and time.perf_counter() + card_power.lasts_s(quick=quick) < end_s:
         power, notes = _limited_power(profile.power, quick, progress)
         yield replace(profile, notes=(*profile.notes, *notes), power=power)
 
@@ -251,6 +251,8 @@ def _limited_power(
             datetime.now(UTC).isoformat(timespec="seconds"),
         )
         return power_fit.limited_power(rows, torch.cuda.get_device_name(0), date), []
+    except power_fit.UnlimitedError as error:
+        return None, [str(error)]
     except card_measure.FAILURES as error:
         kept = " (they are those of the profile before)" if before else ""
         card_measure.go_on()

@@ -38,6 +38,12 @@ PERIODS, TIMES_OVER = 12, 6.0
 BEGINNING_S = 0.1
 # A card whose products never take this much longer shows no limit.
 SEEN = 1.03
+# The median error and the largest that a law may have, in percent.
+MEDIAN_PCT, WORST_PCT = 2.0, 6.0
+
+
+class UnlimitedError(ValueError):
+    """Products take as long under load as alone: no power cap was seen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +69,13 @@ def read_rows(path: Path) -> list[Row]:
     for name in names:
         if name not in head:
             raise InputError(f"{path}: has no column {name}")
-    return [
+    found = [
         _row(f"{path}: line {number}", dict(zip(head, cells, strict=True)))
         for number, cells in enumerate(lines, FIRST_LINE)
     ]
+    if not any(row.kind == "steady" for row in found):
+        raise InputError(f"{path}: has no row of kind steady")
+    return found
 
 
 def _row(where: str, line: Mapping[str, str]) -> Row:
@@ -104,7 +113,7 @@ class _Card:
         """Runs a launch of these seconds alone, of which `arithmetic` is bound by it; returns how many times
         as long it takes."""
         arithmetic_s = arithmetic * seconds
-        longer = self._load.factor(arithmetic_s, seconds, self.now_s)
+        (longer,) = self._load.factors([(arithmetic_s, seconds)], self.now_s)
         took_s, begun_s = seconds + (longer - 1.0) * arithmetic_s, self.now_s
         self.now_s += took_s
         self._load.add(longer * arithmetic_s, begun_s, self.now_s)
@@ -160,7 +169,7 @@ def fit(rows: Sequence[Row]) -> PowerLimit:
     if {row.beside for row in every} != {"memory", "rest"} or not begun:
         raise ValueError("steady cases beside memory and beside rest, and beginnings, are needed")
     if max(row.times for row in every) < SEEN:
-        raise ValueError(f"no product took {SEEN:g} times as long as alone: no limit of power was seen")
+        raise UnlimitedError(f"no product took {SEEN:g} times as long as alone: no limit of power was seen")
 
     def off(constants: NDArray[np.float64]) -> NDArray[np.float64]:
         limit = PowerLimit(*map(float, constants))
@@ -176,9 +185,12 @@ def fit(rows: Sequence[Row]) -> PowerLimit:
 
 
 def limited_power(rows: Sequence[Row], processor: str, date: str) -> LimitedPower:
-    """Returns the profile's entry. Raises ValueError if the rows do not determine it."""
+    """Returns the profile's entry. Raises ValueError if the rows do not determine it, or do not follow the
+    law."""
     limit = fit(rows)
     off = errors(limit, rows)
+    if 100.0 * median(map(abs, off)) >= MEDIAN_PCT or 100.0 * max(map(abs, off)) >= WORST_PCT:
+        raise ValueError(f"the law is {100.0 * max(map(abs, off)):.1f} % off at worst")
     return LimitedPower(
         arithmetic=limit.arithmetic,
         others=limit.others,

@@ -131,10 +131,10 @@ def climb(
     saved = dict(zip(reported, alone.saved_s, strict=True)) if alone.saved_s else {}
 
     def replay(
-        scenario: Scenario, prices: Pricer, saved: Mapping[str, Mapping[Op, float]]
+        scenario: Scenario, prices: Pricer, saved: Mapping[str, Mapping[Op, float]], *, alone: bool = False
     ) -> tuple[list[Row], dict[str, str]]:
         costs = _Costs(real.host_costs, _of_replays(scenario.overheads), saved)
-        again = assemble(scenario, where, Place("replay", costs.start, prices=prices))
+        again = assemble(scenario, where, Place("replay", costs.start, prices=prices, alone=alone))
         return of_whole_runs(again.study.run(progress).rows), costs.described
 
     # The times of the run include the start of graphs and the extra time of kernels in them.
@@ -146,7 +146,7 @@ def climb(
         }
     )
     replayed, described = replay(bare, measured_prices(real.traces, floor, prices), {})
-    one_by_one = None if ops is in_the_run else replay(scenario, prices, saved)[0]
+    one_by_one = None if ops is in_the_run else replay(scenario, prices, saved, alone=True)[0]
     place = replace(place, described=lambda: {**real.described, "replayed_with": described})
     at_prices = assemble(scenario, where).study.run(progress)
     predicted = of_whole_runs(at_prices.rows)
@@ -194,8 +194,7 @@ class _Costs:
         if setup.case:
             self.used[setup.case] = overheads
         price = _less(setup.price, self.saved_s.get(setup.case, {}))
-        # Times of a run are those of its load.
-        return span_by_span(replace(setup, price=price, overheads=overheads, power=None))
+        return span_by_span(replace(setup, price=price, overheads=overheads))
 
     @property
     def described(self) -> dict[str, str]:
