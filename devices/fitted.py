@@ -147,14 +147,20 @@ class LimitedPower:
     """The constants of the law by which a card at its power cap throttles its clock (`simcore.sim.power`),
     measured; powers in shares of the cap."""
 
-    arithmetic: Positive = Field(description="power of ops that arithmetic bounds, at the full clock")
-    others: NonNegative = Field(description="power of ops that memory bounds")
-    idle: NonNegative = Field(description="power of an idle card")
+    arithmetic: Positive = Field(
+        description="power of ops that arithmetic bounds, at the full clock", le=10.0
+    )
+    others: NonNegative = Field(description="power of ops that memory bounds", le=1.0)
+    idle: NonNegative = Field(description="power of an idle card", le=1.0)
     over_s: Positive = Field(description="time constant of the moving average of power, s")
     cases: Count = Field(description="cases that were fitted to")
     error_pct: NonNegative = Field(description="median error of the times of products in them, %")
     processor: str = Field(description="on what it was measured")
     date: str = Field(description="when it was measured")
+
+    def __post_init__(self) -> None:
+        if self.idle > self.others:
+            raise InputError(f"idle: is {self.idle:g}; no more than others, {self.others:g}, is allowed")
 
 
 @dataclass(frozen=True, config=STRICT)

@@ -33,7 +33,7 @@ from simcore.ops.op import MULTIPLIED_AS, Op, Price, Pricer
 from simcore.scenario import Scenario
 from simcore.sim.contention import Rates, max_min_rates, shared_reads
 from simcore.sim.kept import KeptPrices, cache_folder, code_digest
-from simcore.sim.power import PowerLimit
+from simcore.sim.power import FORMATS, PowerLimit
 from simcore.sim.runs import Start, simulated
 from simcore.studies import decode, operators, serving, tiling
 from simcore.studies.common import Outcome, Study
@@ -356,6 +356,12 @@ def _on_device(scenario: Scenario, where: str, device: DeviceInUse, place: Place
         hardware = replace(hardware, price=lambda ranks, latency_s, free: given, kept=None, power=power)
     hardware = replace(hardware, price=_all_in_graphs(hardware.price, in_graph_s))
     described = _described(device, link, _formats(hardware.dtypes), hardware.overheads, link_name)
+    warnings += _check_power(where, device, hardware.power)
+    described["power_cap"] = hardware.power and {
+        **asdict(cast(Any, hardware.power)),
+        "measured_on": device.measured_on.name,
+        "formats": sorted(FORMATS),
+    }
     if isinstance(scenario, ServingScenario):
         figures = _figures(where, scenario, ServingPublished, spec, warnings, config)
         fitted = _fitted(scenario, device.profile)
@@ -740,13 +746,27 @@ def _overheads(where: str, scenario: Scenario, device: DeviceInUse, place: Place
 
 
 def _power_limit(device: DeviceInUse, profile: FittedProfile | None) -> PowerLimit | None:
-    """Returns the power cap of a card, if its effect was measured on such a card: of others, to which prices
-    are carried over, nothing is known. A changed board power is another cap."""
-    power = profile.power if profile and device.base == device.measured_on.name else None
+    """Returns the power cap of a card, if its effect was measured, on this kind of card or on the one whose
+    prices are carried over to it. Another board power is another cap."""
+    power = profile.power if profile else None
     if power is None:
         return None
     before_w, cap_w = device.measured_on.board_power_w, device.spec.board_power_w
     return law_of(power, before_w / cap_w if before_w and cap_w else 1.0)
+
+
+def _check_power(where: str, device: DeviceInUse, limit: PowerLimit | None) -> list[str]:
+    """Returns warnings about a power cap. Raises InputError for one below what an idle card takes."""
+    if limit is None:
+        return []
+    cap_w, name = device.spec.board_power_w or 0.0, "device.change.board_power_w"
+    if limit.idle >= 1.0:
+        idle_w = limit.idle * cap_w
+        raise InputError(f"{where}: {name}: {cap_w:g} W is less than an idle card takes, {idle_w:.0f} W")
+    if limit.others > 1.0:
+        says = f"{cap_w:g} W is less than ops take that memory bounds, {limit.others * cap_w:.0f} W"
+        return [f"{name}: {says}: they would slow down too, which is not modelled"]
+    return []
 
 
 def law_of(power: LimitedPower, times: float = 1.0) -> PowerLimit:

@@ -396,9 +396,36 @@ def test_the_limit_is_of_the_card_that_was_measured() -> None:
     half = limit_of(a_scenario(1.0, device=capped))
     assert limit is not None
     assert half == PowerLimit(2 * limit.arithmetic, 2 * limit.others, 2 * limit.idle, limit.over_s)
-    # Of a card that prices are carried to, and of a datasheet, nothing is known.
-    assert limit_of(a_scenario(1.0, device="h100-sxm")) is None
+    # A card of the same power that prices are carried to is taken to be alike.
+    assert limit_of(a_scenario(1.0, device="h100-sxm")) == limit
     assert limit_of(a_scenario(1.0, profile="none")) is None
+
+
+@pytest.mark.parametrize(("watts", "says"), [(600.0, ""), (300.0, "they would slow down too")])
+def test_a_cap_below_what_memory_takes_is_warned_of(watts: float, says: str) -> None:
+    device = {"base": "h200-sxm", "change": {"board_power_w": watts}}
+    warnings = assemble(parse_scenario(a_scenario(1.0, device=device), "here"), "here").warnings
+    assert any("board_power_w" in warning for warning in warnings) == bool(says)
+    assert says in "".join(warnings)
+
+
+def test_a_cap_below_an_idle_card_is_refused() -> None:
+    device = {"base": "h200-sxm", "change": {"board_power_w": 50.0}}
+    with pytest.raises(InputError, match="board_power_w: 50 W is less than an idle card takes, 75 W"):
+        assemble(parse_scenario(a_scenario(1.0, device=device), "here"), "here")
+
+
+def test_provenances_say_which_cap_was_taken() -> None:
+    found = simcore.run(a_scenario(2.0, device="h100-sxm")).provenance["power_cap"]
+    assert found["measured_on"] == "h200-sxm"
+    assert found["formats"] == ["bf16", "fp16"]
+    assert found["arithmetic"] > 1.0
+    assert simcore.run(a_scenario(2.0, profile="none")).provenance["power_cap"] is None
+
+
+def test_an_idle_card_takes_no_more_than_a_busy_one() -> None:
+    with pytest.raises(ValueError, match=r"idle: is 0\.9; no more than others, 0\.7"):
+        LimitedPower(1.5, 0.7, 0.9, 0.05, 20, 0.5, "a card", "2026-11-29")
 
 
 def duration_s(document: dict[str, Any], monkeypatch: pytest.MonkeyPatch, limited: bool) -> float:
@@ -547,7 +574,7 @@ def test_fitted_constants_are_written_into_a_profile(tmp_path: Path) -> None:
     [
         (["--quick", "--measured", str(MEASURED), "--device", "h200-sxm"], "--quick: is for a card"),
         (["--device", "h200-sxm"], "--device: is for rows of --measured"),
-        (["--measured", str(MEASURED), "--device", "h200"], "h200"),
+        (["--measured", str(MEASURED), "--device", "h200-sx"], "did you mean 'h200-sxm'"),
         (["--measured", "none.csv", "--device", "h200-sxm"], "none.csv"),
     ],
 )

@@ -54,7 +54,7 @@ def test_a_prediction_is_that_of_a_run(tmp_path: Path) -> None:
         (a_row(rate_per_s=5), "e2e_mean_s at 5 requests/s is not in the results"),
         (a_row(set="workload.reqests=20"), "reqests"),
         (a_row(set=""), "set"),
-        (a_row(metric="duration_s"), "has no latency at 4 requests/s"),
+        (a_row(metric="duration_s"), "line 2: no latency is given at 4 requests/s"),
     ],
 )
 def test_what_is_no_load_is_told_in_a_line(row: dict[str, Any], says: str, tmp_path: Path) -> None:
@@ -73,7 +73,15 @@ def ran(*words: str) -> Any:
 def test_a_missed_bar_ends_with_1(tmp_path: Path) -> None:
     found = ran(str(written(tmp_path / "rows.csv", a_row(measured=100.0))))
     assert found.exit_code == 1
-    assert "missed: under 5, 12 and 3 % are the bars" in found.output
+    assert "missed: all have to be under a median of 5 %, a worst of 12 %" in found.output
+
+
+def test_rows_may_stand_in_any_order_and_once(tmp_path: Path) -> None:
+    rows = [a_row(rate_per_s=8), a_row(), a_row(rate_per_s=8, metric="duration_s")]
+    found = read_latencies(written(tmp_path / "rows.csv", *rows))
+    assert [row.rate_per_s for row in found] == [4.0, 8.0, 8.0]
+    with pytest.raises(InputError, match="line 5: is the load and metric of line 3 again"):
+        read_latencies(written(tmp_path / "rows.csv", *rows, a_row(measured=2.0)))
 
 
 def test_a_file_without_rows_is_told(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ import typer
 
 from simcore.assembly import law_of
 from simcore.devices.fitted import LimitedPower, write_law
+from simcore.devices.spec import load_device
 from simcore.input.files import InputError, read_cells
 from simcore.sim.power import PowerLimit
 from simcore.validate.accuracy.contention import fitted_profile, folder_of, of_one_card
@@ -30,7 +31,9 @@ from simcore.validate.calibration.cuda import this_card
 from simcore.validate.calibration.power_fit import (
     MEDIAN_PCT,
     WORST_PCT,
+    OffError,
     Row,
+    UnlimitedError,
     beginning,
     errors,
     limited_power,
@@ -141,16 +144,18 @@ def _device(named: str | None, measured: Path | None, quick: bool) -> str:
         raise InputError("--device: is for rows of --measured; a card that is measured is known")
     if measured is not None and named is None and not torch.cuda.is_available():
         raise InputError("--device: is needed with --measured where there is no card")
-    return named or this_card()
+    return load_device(named).name if named else this_card()
 
 
 def _fitted(rows: Sequence[Row], born: Mapping[str, str]) -> LimitedPower:
     """Returns constants of the rows; ends the program with 1 if they do not follow the law."""
     try:
         return limited_power(rows, born["device"], born["date_utc"])
-    except ValueError as error:
+    except (OffError, UnlimitedError) as error:
         typer.echo(f"--fit: {error}; nothing was written")
         raise typer.Exit(BROKEN) from None
+    except ValueError as error:
+        raise InputError(f"--fit: {error}") from None
 
 
 if __name__ == "__main__":

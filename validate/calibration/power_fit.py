@@ -46,6 +46,10 @@ class UnlimitedError(ValueError):
     """Products take as long under load as alone: no power cap was seen."""
 
 
+class OffError(ValueError):
+    """The rows do not follow the law."""
+
+
 @dataclass(frozen=True, slots=True)
 class Row:
     """One steady case, or one product after a beginning. `times`: how many times as long as alone; `n`:
@@ -190,7 +194,7 @@ def limited_power(rows: Sequence[Row], processor: str, date: str) -> LimitedPowe
     limit = fit(rows)
     off = errors(limit, rows)
     if 100.0 * median(map(abs, off)) >= MEDIAN_PCT or 100.0 * max(map(abs, off)) >= WORST_PCT:
-        raise ValueError(f"the law is {100.0 * max(map(abs, off)):.1f} % off at worst")
+        raise OffError(f"the law is {100.0 * max(map(abs, off)):.1f} % off at worst")
     return LimitedPower(
         arithmetic=limit.arithmetic,
         others=limit.others,
