@@ -356,7 +356,8 @@ def _on_device(scenario: Scenario, where: str, device: DeviceInUse, place: Place
         hardware = replace(hardware, price=lambda ranks, latency_s, free: given, kept=None, power=power)
     hardware = replace(hardware, price=_all_in_graphs(hardware.price, in_graph_s))
     described = _described(device, link, _formats(hardware.dtypes), hardware.overheads, link_name)
-    warnings += _check_power(where, device, hardware.power)
+    if isinstance(scenario, ServingScenario):
+        warnings += _check_power(where, device, hardware.power)
     described["power_cap"] = hardware.power and {
         **asdict(cast(Any, hardware.power)),
         "measured_on": device.measured_on.name,
@@ -746,10 +747,10 @@ def _overheads(where: str, scenario: Scenario, device: DeviceInUse, place: Place
 
 
 def _power_limit(device: DeviceInUse, profile: FittedProfile | None) -> PowerLimit | None:
-    """Returns the power cap of a card, if its effect was measured, on this kind of card or on the one whose
-    prices are carried over to it. Another board power is another cap."""
+    """Returns the power cap of a card, if its effect was measured on such a card. Another board power is
+    another cap."""
     power = profile.power if profile else None
-    if power is None:
+    if power is None or device.base != device.measured_on.name:
         return None
     before_w, cap_w = device.measured_on.board_power_w, device.spec.board_power_w
     return law_of(power, before_w / cap_w if before_w and cap_w else 1.0)
@@ -757,6 +758,10 @@ def _power_limit(device: DeviceInUse, profile: FittedProfile | None) -> PowerLim
 
 def _check_power(where: str, device: DeviceInUse, limit: PowerLimit | None) -> list[str]:
     """Returns warnings about a power cap. Raises InputError for one below what an idle card takes."""
+    profile = _fits_of(device)
+    if limit is None and profile is not None and profile.power is not None:
+        only = f"how far {device.title} throttles its clock under load was not measured"
+        return [f"{only}: near saturation it is predicted too fast beside {device.measured_on.name}"]
     if limit is None:
         return []
     cap_w, name = device.spec.board_power_w or 0.0, "device.change.board_power_w"

@@ -396,8 +396,8 @@ def test_the_limit_is_of_the_card_that_was_measured() -> None:
     half = limit_of(a_scenario(1.0, device=capped))
     assert limit is not None
     assert half == PowerLimit(2 * limit.arithmetic, 2 * limit.others, 2 * limit.idle, limit.over_s)
-    # A card of the same power that prices are carried to is taken to be alike.
-    assert limit_of(a_scenario(1.0, device="h100-sxm")) == limit
+    # Of a card that prices are carried to, and of a datasheet, nothing is known.
+    assert limit_of(a_scenario(1.0, device="h100-sxm")) is None
     assert limit_of(a_scenario(1.0, profile="none")) is None
 
 
@@ -416,11 +416,16 @@ def test_a_cap_below_an_idle_card_is_refused() -> None:
 
 
 def test_provenances_say_which_cap_was_taken() -> None:
-    found = simcore.run(a_scenario(2.0, device="h100-sxm")).provenance["power_cap"]
+    found = simcore.run(a_scenario(2.0)).provenance["power_cap"]
     assert found["measured_on"] == "h200-sxm"
     assert found["formats"] == ["bf16", "fp16"]
     assert found["arithmetic"] > 1.0
-    assert simcore.run(a_scenario(2.0, profile="none")).provenance["power_cap"] is None
+    other = simcore.run(a_scenario(2.0, device="h100-sxm"))
+    assert other.provenance["power_cap"] is None
+    assert any("near saturation it is predicted too fast beside h200-sxm" in text for text in other.warnings)
+    plain = simcore.run(a_scenario(2.0, profile="none"))
+    assert plain.provenance["power_cap"] is None
+    assert not any("throttles" in text for text in plain.warnings)
 
 
 def test_an_idle_card_takes_no_more_than_a_busy_one() -> None:
