@@ -356,8 +356,7 @@ def _on_device(scenario: Scenario, where: str, device: DeviceInUse, place: Place
         hardware = replace(hardware, price=lambda ranks, latency_s, free: given, kept=None, power=power)
     hardware = replace(hardware, price=_all_in_graphs(hardware.price, in_graph_s))
     described = _described(device, link, _formats(hardware.dtypes), hardware.overheads, link_name)
-    if isinstance(scenario, ServingScenario):
-        warnings += _check_power(where, device, hardware.power)
+    warnings += _check_power(where, scenario, device, hardware.power)
     described["power_cap"] = hardware.power and {
         **asdict(cast(Any, hardware.power)),
         "measured_on": device.measured_on.name,
@@ -756,10 +755,11 @@ def _power_limit(device: DeviceInUse, profile: FittedProfile | None) -> PowerLim
     return law_of(power, before_w / cap_w if before_w and cap_w else 1.0)
 
 
-def _check_power(where: str, device: DeviceInUse, limit: PowerLimit | None) -> list[str]:
-    """Returns warnings about a power cap. Raises InputError for one below what an idle card takes."""
-    profile = _fits_of(device)
-    if limit is None and profile is not None and profile.power is not None:
+def _check_power(where: str, scenario: Scenario, device: DeviceInUse, limit: PowerLimit | None) -> list[str]:
+    """Returns warnings about a power cap, and of a service about one that is not known. Raises InputError for
+    one below what an idle card takes."""
+    profile, serves = _fits_of(device), isinstance(scenario, ServingScenario)
+    if limit is None and serves and profile is not None and profile.power is not None:
         only = f"how far {device.title} throttles its clock under load was not measured"
         return [f"{only}: near saturation it is predicted too fast beside {device.measured_on.name}"]
     if limit is None:
