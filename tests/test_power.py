@@ -262,6 +262,21 @@ def test_launches_issued_ahead_begin_at_the_clock_of_their_beginning() -> None:
     assert ends[0][1] - 0.2 > 0.095
 
 
+@pytest.mark.parametrize("rows", [True, False])
+def test_what_is_interrupted_before_it_begins_runs_once(rows: bool) -> None:
+    def program(m: Machine) -> Program:
+        long = m.launch(toys("b", 90, memory=80), stream="side")
+        burst = m.launch(toys("a", 2, compute=80), repeat=9, until="stops")
+        yield m.wait(long, burst)
+        assert burst.ran == 1
+
+    simulation = Simulation(
+        toy_price, roofline=toy_roofline, rates=alone, rows=rows, overheads=Overheads(0.1), power=LIMIT
+    )
+    simulation.feed(0, "stops", [(0.15, 0)])
+    simulation.run(program)
+
+
 def test_streams_that_end_at_one_instant_go_on_alike() -> None:
     def program(m: Machine) -> Program:
         for _ in range(8):

@@ -530,8 +530,11 @@ class Simulation:
 
     def _begin_later(self, launch: RowLaunch) -> None:
         """Starts a launch whose host had issued it before it could begin, at the clock of now."""
-        if launch.end is None and self._loads[launch.rank] is not None:
+        planned = launch.work
+        if launch.end is None and planned is not None and self._loads[launch.rank] is not None:
             launch.work = self._with_demand(launch, self._cost(launch))
+            # An item in the inbox `until` may have come meanwhile.
+            launch.work.truncate(planned.replays)
         self._add_to_device(launch)
 
     def _with_demand(self, launch: RowLaunch, work: BurstCost) -> BurstCost:
