@@ -488,9 +488,10 @@ class Simulation:
         """The launches that run on a device, with their seconds of arithmetic until now."""
         now_s, found = self.env.now, []
         for piece in self._devices[rank].running:
-            if piece.begun_s < now_s:
-                done = (piece.work_s + (now_s - piece.at_s) * piece.rate) / piece.work.total_s
-                found.append((piece.begun_s, min(1.0, done) * piece.arithmetic_s))
+            whole_s = piece.work.total_s
+            if piece.begun_s < now_s and whole_s > 0.0:
+                done_s = piece.work_s + (now_s - piece.at_s) * piece.rate
+                found.append((piece.begun_s, min(1.0, done_s / whole_s) * piece.arithmetic_s))
         return found
 
     def _begin_at_once(self, stream: _Stream, launch: RowLaunch) -> None:
