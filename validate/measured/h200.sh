@@ -3,7 +3,7 @@
 # any of it is committed. Parts go in this order; without names, all of them, some forty minutes.
 #
 #   validate/measured/h200.sh OUT [calibrate] [quick] [held_out] [tiles] [decode_step] [linear_attention]
-#                                 [decoder_layer] [codellama_34b] [contention] [tests]
+#                                 [decoder_layer] [codellama_34b] [contention] [power] [tests]
 #
 # `calibrate` writes the profile of this checkout and keeps it in OUT/profile, too. Without `calibrate` OUT/profile, if
 # there is one, is put into the checkout first, so that parts may be measured in several goes. What triton compiles is
@@ -11,7 +11,7 @@
 # held out (a profile is judged by shapes that nobody has looked at: take a new one). Exit code: of the first part that
 # failed; where that is `calibrate`, the others, which would be by another profile, do not run.
 set -uo pipefail
-parts=(calibrate quick held_out tiles decode_step linear_attention decoder_layer codellama_34b contention tests)
+parts=(calibrate quick held_out tiles decode_step linear_attention decoder_layer codellama_34b contention power tests)
 [ -n "${1:-}" ] || { echo "OUT is missing: where to write" >&2; exit 2; }
 out=$(realpath -m "$1")
 shift
@@ -70,6 +70,8 @@ contention() {
     "$python" -m simcore.validate.accuracy.contention --repeats 2 --contexts 1024,8192 --sides 32,64,128,256,512,1024 \
         --out "$out/h200_contention.csv"
 }
+
+power() { "$python" -m simcore.validate.accuracy.power --out "$out/h200_power.csv"; }
 
 tests() {
     "$python" -m pytest -q -p no:cacheprovider -m gpu tests/test_card_on_gpu.py tests/test_card_real.py \
