@@ -11,7 +11,7 @@ Latencies are of all requests of a run. Exit 1 where the median of all latencies
 12 % or more, or a duration, by which requests per second differ, 3 % or more.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -20,13 +20,16 @@ from typing import Annotated
 
 import typer
 
-import simcore
+from simcore.assembly import assemble
 from simcore.input.files import InputError, plain, read_cells
+from simcore.input.shipped import found as shipped
+from simcore.scenario import load_scenario
+from simcore.studies.common import ServingAxes, of_whole_runs
 from simcore.validate.cells import positive
 from simcore.validate.program import markdown, run
 
 MEASURED = Path(__file__).resolve().parents[1] / "measured" / "h200_serving_loads.csv"
-SCENARIO, DURATION, WHOLE, BETWEEN = "h200/serving", "duration_s", "_whole_run", "; "
+SCENARIO, DURATION, BETWEEN = "h200/serving", "duration_s", "; "
 NEEDED = ("set", "rate_per_s", "metric", "measured")
 MEDIAN_PCT, WORST_PCT, DURATION_PCT = 5.0, 12.0, 3.0
 BROKEN = 1
@@ -86,19 +89,21 @@ def read_latencies(path: Path) -> list[Latency]:
 def predicted(rows: Sequence[Latency], profile: str) -> Iterator[Judged]:
     """Yields the rows with their predictions: all loads of one `set` in one run. Raises InputError if a
     setting is no scenario's, or a load or a metric is not in its results."""
+    file = shipped(Path(SCENARIO))
     for given, own in groupby(rows, key=lambda row: row.set):
         try:
-            frame = simcore.run(SCENARIO, settings=[*given.split(BETWEEN), f"profile={profile}"]).frame()
+            scenario = load_scenario(file, [*given.split(BETWEEN), f"profile={profile}"])
+            figures_ = of_whole_runs(assemble(scenario, str(file)).study.run(lambda *_: None).rows)
         except InputError as error:
             raise InputError(f"set: {plain(given)}: {error}") from None
-        values: Mapping[tuple[str, str], float] = {
-            (f"{rate:.6g}", metric): float(value)
-            for rate, metric, value in zip(frame["rate_per_s"], frame["metric"], frame["value"], strict=True)
+        values = {
+            (f"{row.axes.rate_per_s:.6g}", row.metric): row.value
+            for row in figures_
+            if isinstance(row.axes, ServingAxes) and row.axes.rate_per_s is not None
         }
         for row in own:
             rate = f"{row.rate_per_s:.6g}"
-            # Where a run has a warm-up, its latencies of all requests have names of their own.
-            found = values.get((rate, row.metric + WHOLE), values.get((rate, row.metric)))
+            found = values.get((rate, row.metric))
             if found is None or not found > 0.0:
                 what = f"{row.metric} at {rate} requests/s"
                 raise InputError(f"metric, rate_per_s: {what} is not in the results of its set")
