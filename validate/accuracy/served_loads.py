@@ -93,12 +93,12 @@ def predicted(rows: Sequence[Latency], profile: str) -> Iterator[Judged]:
     for given, own in groupby(rows, key=lambda row: row.set):
         try:
             scenario = load_scenario(file, [*given.split(BETWEEN), f"profile={profile}"])
-            figures_ = of_whole_runs(assemble(scenario, str(file)).study.run(lambda *_: None).rows)
+            results = of_whole_runs(assemble(scenario, str(file)).study.run(lambda *_: None).rows)
         except InputError as error:
             raise InputError(f"set: {plain(given)}: {error}") from None
         values = {
             (f"{row.axes.rate_per_s:.6g}", row.metric): row.value
-            for row in figures_
+            for row in results
             if isinstance(row.axes, ServingAxes) and row.axes.rate_per_s is not None
         }
         for row in own:
