@@ -1,9 +1,24 @@
 """Numbers in tables by others: each cell read strictly, with one line that says what is wrong."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from pathlib import Path
 
-from simcore.input.files import InputError
+from simcore.input.files import InputError, read_cells
+
+# The line of a file after its head.
+FIRST_LINE = 2
+
+
+def lines(path: Path, needed: Collection[str]) -> list[tuple[str, dict[str, str]]]:
+    """Returns the lines of a CSV file, each with its place for messages. Raises InputError if a needed column
+    is missing."""
+    head, rows = read_cells(path)
+    for name in needed:
+        if name not in head:
+            raise InputError(f"{path}: has no column {name}")
+    each = enumerate(rows, FIRST_LINE)
+    return [(f"{path}: line {number}", dict(zip(head, row, strict=True))) for number, row in each]
 
 
 def positive(where: str, line: Mapping[str, str], name: str) -> float:

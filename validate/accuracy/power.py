@@ -22,8 +22,9 @@ import typer
 from simcore.assembly import law_of
 from simcore.devices.fitted import LimitedPower, write_law
 from simcore.devices.spec import load_device
-from simcore.input.files import InputError, read_cells
+from simcore.input.files import InputError
 from simcore.sim.power import PowerLimit
+from simcore.validate import cells
 from simcore.validate.accuracy.contention import fitted_profile, folder_of, of_one_card
 from simcore.validate.benchmarks.timing import birth, measure_card
 from simcore.validate.calibration import cuda_power
@@ -81,12 +82,7 @@ def _slow_after(rows: Sequence[Row], times: Sequence[float]) -> str:
 
 
 def _births(path: Path) -> list[dict[str, str]]:
-    head, cells = read_cells(path)
-    for name in BORN:
-        if name not in head:
-            raise InputError(f"{path}: has no column {name}")
-    each = [dict(zip(head, line, strict=True)) for line in cells]
-    return [{name: line[name] for name in BORN} for line in each]
+    return [{name: line[name] for name in BORN} for _, line in cells.lines(path, BORN)]
 
 
 def main(

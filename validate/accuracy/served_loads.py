@@ -21,11 +21,12 @@ from typing import Annotated
 import typer
 
 from simcore.assembly import assemble
-from simcore.input.files import InputError, plain, read_cells
+from simcore.input.files import InputError, plain
 from simcore.input.shipped import found as shipped
 from simcore.scenario import load_scenario
 from simcore.studies.common import ServingAxes, of_whole_runs
-from simcore.validate.cells import positive
+from simcore.validate import cells
+from simcore.validate.cells import FIRST_LINE, positive
 from simcore.validate.program import markdown, run
 
 MEASURED = Path(__file__).resolve().parents[1] / "measured" / "h200_serving_loads.csv"
@@ -61,24 +62,19 @@ class Judged:
 
 def read_latencies(path: Path) -> list[Latency]:
     """Returns the rows of a file. Raises InputError."""
-    head, lines = read_cells(path)
-    for name in NEEDED:
-        if name not in head:
-            raise InputError(f"{path}: has no column {name}")
     found = []
-    for number, cells in enumerate(lines, 2):
-        line, where = dict(zip(head, cells, strict=True)), f"{path}: line {number}"
+    for where, line in cells.lines(path, NEEDED):
         rate, seconds = (positive(where, line, name) for name in ("rate_per_s", "measured"))
         found.append(Latency(line["set"], rate, line["metric"], seconds))
     if not found:
         raise InputError(f"{path}: has no row")
     lines_of: dict[tuple[str, float, str], int] = {}
-    for number, row in enumerate(found, 2):
+    for number, row in enumerate(found, FIRST_LINE):
         first = lines_of.setdefault((row.set, row.rate_per_s, row.metric), number)
         if first != number:
             raise InputError(f"{path}: line {number}: is the load and metric of line {first} again")
     with_latency = {(row.set, row.rate_per_s) for row in found if row.metric != DURATION}
-    for number, row in enumerate(found, 2):
+    for number, row in enumerate(found, FIRST_LINE):
         if (row.set, row.rate_per_s) not in with_latency:
             raise InputError(f"{path}: line {number}: no latency is given at {row.rate_per_s:g} requests/s")
     # All of a run together, load after load.

@@ -21,15 +21,14 @@ from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
 from simcore.devices.fitted import LimitedPower
-from simcore.input.files import InputError, read_cells
+from simcore.input.files import InputError
 from simcore.sim.power import Load, PowerLimit
+from simcore.validate import cells
 from simcore.validate.cells import count, positive
 
 Beside = Literal["memory", "rest"]
 Kind = Literal["steady", "begins"]
 FROM_0 = ("at_s", "series")
-# The line of a file after its head.
-FIRST_LINE = 2
 # arithmetic, others, idle, over_s: first guess, least and most.
 GUESS, LEAST, MOST = (1.5, 0.7, 0.1, 0.05), (0.5, 0.05, 0.0, 0.004), (4.0, 1.0, 0.6, 1.0)
 # Steady cases are simulated for so many periods, and for so many times `over_s`; the last third counts.
@@ -68,15 +67,7 @@ class Row:
 
 def read_rows(path: Path) -> list[Row]:
     """Returns the rows of a file as `simcore.validate.accuracy.power` writes it. Raises InputError."""
-    head, lines = read_cells(path)
-    names = [field.name for field in fields(Row)]
-    for name in names:
-        if name not in head:
-            raise InputError(f"{path}: has no column {name}")
-    found = [
-        _row(f"{path}: line {number}", dict(zip(head, cells, strict=True)))
-        for number, cells in enumerate(lines, FIRST_LINE)
-    ]
+    found = [_row(*each) for each in cells.lines(path, [field.name for field in fields(Row)])]
     if not any(row.kind == "steady" for row in found):
         raise InputError(f"{path}: has no row of kind steady")
     return found
