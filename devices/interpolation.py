@@ -38,8 +38,9 @@ from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass as checked
 
 from simcore.devices.fit import Fit, interval, interval_of
+from simcore.devices.prompt_attention import prompt_coordinates, work_over_floor
 from simcore.input.files import Count, InputError
-from simcore.ops.op import DTYPE_BYTES, Op, Price, Shape, SourceKind, prompts
+from simcore.ops.op import DTYPE_BYTES, Op, Price, Shape, SourceKind
 
 # A shape that differs from every measured one by more than this factor in some dimension is not between them.
 FAR = 8.0
@@ -49,14 +50,6 @@ FEW_ROWS = 64
 STEPS, LAST_STEP = ((256, 8), (512, 16), (1024, 64), (4096, 128)), 256
 # From this many rows on a product is bound by arithmetic instead of memory.
 MANY_ROWS = 256
-# Prefill attention computes tiles of queries, each over blocks of keys (FlashAttention 2, heads of 128); in
-# long prompts the last tile's blocks hardly matter.
-QUERIES, KEYS, LONG_PROMPT = 128, 64, 1024
-# Fixed cost of a program of prefill attention, in blocks.
-SPARE_BLOCKS = 1
-# Flops per byte of memory from which on cards with tensor cores are bound by arithmetic, about; time of
-# attention's arithmetic over its time at the card's peak.
-RIDGE, ATTENTION_SLOWER = 200, 8
 # Chunk lengths, in tokens, of the methods of linear attention that compute in chunks.
 CHUNKS = {
     "linear_attention_lightning": 64,
@@ -158,11 +151,7 @@ def coordinates(kind: str, shape: Mapping[str, int]) -> Mapping[str, int]:
         )
         return {**own, "context": tokens // sequences, "pairs": sequences * heads, "group": queries // heads}
     if kind == "prefill_attention":
-        # Each program takes rows of one query head of a prompt; shared keys hardly matter.
-        count, length, cached = _prompts(own)
-        tokens, before = _in_blocks(length, cached)
-        heads = count * own["q_heads"]
-        return {"head_dim": own["head_dim"], "tokens": tokens, "cached": 1 + before, "heads": heads}
+        return prompt_coordinates(own)
     if kind == "matmul":
         return {**own, "m": padded_rows(own["m"])}
     if kind.startswith("linear_attention_"):
@@ -223,13 +212,6 @@ def _begun(length: int, chunk: int) -> int:
     return length if length % chunk == 0 else -(-length // chunk) * chunk - 1
 
 
-def _prompts(shape: Mapping[str, int]) -> tuple[int, int, int]:
-    """Returns the number of prompts of a prefill attention, the tokens of each, and its cached tokens."""
-    tokens, kv_tokens = shape["tokens"], shape["kv_tokens"]
-    count = prompts(tokens, kv_tokens, shape["pairs"])
-    return count, tokens // count, (kv_tokens - tokens) // count
-
-
 def whole_tiles(kind: str, shape: Mapping[str, int]) -> float:
     """Returns the work of a shape's whole tiles over its work; 1 if tiles do not matter, as in products bound
     by memory.
@@ -238,49 +220,10 @@ def whole_tiles(kind: str, shape: Mapping[str, int]) -> float:
     (1.0, 1.0)
     """
     if kind == "prefill_attention":
-        return _prefill_work(shape)
+        return work_over_floor(shape)
     if kind == "matmul" and shape["m"] > MANY_ROWS:
         return coordinates(kind, shape)["m"] / shape["m"]
     return _chunked_work(kind, shape) if kind in CHUNKS else 1.0
-
-
-def _blocks(tokens: int) -> int:
-    """Returns the number of blocks of keys for this many tokens."""
-    return -(-tokens // KEYS)
-
-
-def _in_blocks(length: int, cached: int) -> tuple[int, int]:
-    """Returns a prompt's tokens and the blocks of keys before them, equal for prompts with the same programs.
-
-    A prompt of up to one tile of queries has one program, which goes through all blocks, cached or not. With
-    several tiles, each ends with its own last key, except the last: it has two blocks more than the tile
-    before, or one, or none, which is as if the prompt had one token more than the tiles before.
-
-    >>> _in_blocks(33, 0), _in_blocks(33, 31), _in_blocks(33, 32), _in_blocks(33, 128)
-    ((33, 0), (33, 0), (33, 1), (33, 2))
-    >>> _in_blocks(129, 0), _in_blocks(250, 0), _in_blocks(129, 48), _in_blocks(129, 63), _in_blocks(1300, 63)
-    ((192, 0), (256, 0), (129, 1), (129, 1), (1408, 1))
-    """
-    most, before = _blocks(length + cached), _blocks(cached)
-    if length <= QUERIES:
-        return length, most - _blocks(length)
-    if length > LONG_PROMPT:
-        return _whole(length, QUERIES), before
-    full = (length - 1) // QUERIES * QUERIES
-    return max(full + 1, (most - before) * KEYS), before
-
-
-def _prefill_work(shape: Mapping[str, int]) -> float:
-    """Returns the work of prefill attention over its bound. The work is the flops of its programs in whole
-    tiles and blocks, plus the bytes (2 per element); the bound is the larger of bytes and plain flops."""
-    _, length, cached = _prompts(shape)
-    queries, tiles, before = shape["q_heads"], -(-length // QUERIES), _blocks(cached)
-    moved = 4 * RIDGE * (queries * length + shape["kv_heads"] * (length + cached))
-    # The i-th tile takes before + i QUERIES / KEYS blocks, the last tile all blocks.
-    blocks = (tiles - 1) * (before + tiles * QUERIES // KEYS // 2) + _blocks(length + cached)
-    flops = 4 * queries * QUERIES * KEYS * (blocks + SPARE_BLOCKS * tiles)
-    least = max(moved, 2 * queries * length * (2 * cached + length + 1))
-    return (ATTENTION_SLOWER * flops + moved) / least
 
 
 def _chunked_work(kind: str, shape: Mapping[str, int]) -> float:

@@ -48,6 +48,7 @@ from simcore.validate.benchmarks.timing import Card
 from simcore.validate.calibration import cuda as card_calibrate
 from simcore.validate.calibration import cuda_host as card_host
 from simcore.validate.calibration import cuda_nodes as card_nodes
+from simcore.validate.calibration import cuda_service as card_service
 from simcore.validate.calibration import cuda_sharing as card_sharing
 from simcore.validate.calibration import cuda_steps as card_steps
 from simcore.validate.calibration.cuda import calibrate_card, own_line, profile_of
@@ -386,10 +387,8 @@ def test_what_kernels_take_in_graphs_is_among_the_overheads_or_noted(
     for module in (card_nodes, card_steps):
         monkeypatch.setattr(module, "KINDS", frozenset({"sample"}))
     monkeypatch.setattr(card_nodes, "node_costs_here", costs)
-    of_host = {"batch_s": 1e-4, "prompt_s": 2e-4}
-    monkeypatch.setattr(
-        card_steps, "step_costs_here", lambda *_: [{"in_step_s": each, **of_host} for each in costs(*_)]
-    )
+    monkeypatch.setattr(card_steps, "step_costs_here", costs)
+    monkeypatch.setattr(card_service, "service_costs_here", lambda _: ({"batch_s": 1e-4}, "batch_s: 100 us"))
     table = {"sample": TABLE["sample"]}
     _, profile = calibrate_card(tmp_path / "local", True, quiet, table=table, within_s=60.0)
     if isinstance(found, Exception):
@@ -413,7 +412,8 @@ def test_costs_of_verbs_are_renewed_alone(
     _, before = calibrate_card(target, True, quiet, table=table, within_s=60.0)
     count = len(seen)
     monkeypatch.setattr(card_nodes, "node_costs_here", lambda *_: [3e-7])
-    monkeypatch.setattr(card_steps, "step_costs_here", lambda *_: [{"in_step_s": 5e-7, "batch_s": 2e-4}])
+    monkeypatch.setattr(card_steps, "step_costs_here", lambda *_: [5e-7])
+    monkeypatch.setattr(card_service, "service_costs_here", lambda _: ({"batch_s": 2e-4}, "batch_s: 200 us"))
     _, after = calibrate_card(target, False, quiet, table=table, within_s=60.0, kinds="verbs")
     assert len(seen) == count
     new = {"in_graph_s": 3e-7, "in_step_s": 5e-7, "batch_s": 2e-4}

@@ -335,7 +335,7 @@ def test_a_run_is_replayed_by_its_own_times_and_by_ops_one_by_one(
         + (
             {
                 "launch_s": 1e-5, "launch_kernel_s": 1e-7, "return_s": 0.0, "start_s": 1e-6, "batch_s": 0.0,
-                "prompt_s": 0.0,
+                "prompt_s": 0.0, "sequence_s": 0.0, "each_prompt_s": 0.0,
             },
         ) * 2,
     ],
@@ -462,7 +462,15 @@ def test_verbs_are_timed_from_their_call_to_their_return_and_from_an_end_to_the_
     assert verbs_of(written, cause) == pytest.approx(found)
     # Nor is the time in which some said whose tokens they compute.
     batched: list[Any] = [launch(0.0, 1.0, batch_s=0.4), launch(1.0, 1.0), launch(2.0, 1.0, batch_s=0.2)]
-    found = {"launch_s": 2.4 / 3, "launch_kernel_s": 0.0, "return_s": 0.25, "batch_s": 0.3, "prompt_s": 0.0}
+    found = {
+        "launch_s": 2.4 / 3,
+        "launch_kernel_s": 0.0,
+        "return_s": 0.25,
+        "batch_s": 0.3,
+        "prompt_s": 0.0,
+        "sequence_s": 0.0,
+        "each_prompt_s": 0.0,
+    }
     assert verbs_of(batched, cause) == pytest.approx(found)
     # With a prompt that takes longer.
     longer = launch(3.0, 1.2, batch_s=0.9)
@@ -739,7 +747,7 @@ def test_tilings_that_a_card_does_not_run_are_refused(strategies: list[Any], say
 @thorough
 def test_costs_of_verbs_are_times_of_this_machine() -> None:
     costs = host_costs(FakeCudaApi(2))
-    in_graphs = {"in_graph_s", "in_step_s", "batch_s", "prompt_s", "within_s"}
+    in_graphs = {"in_graph_s", "in_step_s", "batch_s", "sequence_s", "prompt_s", "each_prompt_s", "within_s"}
     assert costs.keys() == {field.name for field in fields(Overheads)} - in_graphs
     assert all(0.0 <= seconds < 0.1 for seconds in costs.values())
     assert costs["launch_s"] > 0.0

@@ -2,6 +2,7 @@
 line that names the field."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,14 @@ from simcore.models.served_decoder import ServedDecoder
 from simcore.ops.op import Op
 from simcore.scenario import Scenario, parse_scenario
 from simcore.studies.common import Outcome
-from simcore.validate.machines.buffers.cuda_served import captured_ops, prompt_steps, rounded, rounded_rows
+from simcore.validate.machines.buffers.cuda_served import (
+    ALONE,
+    WITH_PROMPTS,
+    captured_ops,
+    prompt_steps,
+    rounded,
+    rounded_rows,
+)
 from simcore.validate.machines.cuda.runs import RealCard
 from simcore.validate.machines.cuda.states import CardStates, check_card_runs
 from simcore.validate.timing.precompile import launched
@@ -123,12 +131,13 @@ def test_sizes_are_rounded_up_and_more_sequences_are_refused_by_their_fields() -
         rounded(5000, (1, 8))
 
 
-def test_steps_are_captured_for_all_that_may_come() -> None:
+@pytest.mark.parametrize("counts", [WITH_PROMPTS, ALONE])
+def test_steps_are_captured_for_all_that_may_come(counts: Sequence[int]) -> None:
     """Of every number of rows and of sequences up to the most there is one that is not less."""
-    steps = prompt_steps(100, 700)
+    steps = prompt_steps(100, 700, counts)
     for rows in range(1, 701):
         for sequences in (1, 3, min(rows, 100)):
-            assert (rounded_rows(rows), rounded(sequences, (8, 32, 128, 256))) in steps
+            assert (rounded_rows(rows), rounded(sequences, counts)) in steps
 
 
 def test_kernels_are_compiled_for_the_captured_sizes(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What steps that serve cost beyond their ops, in_step_s and batch_s, and where a simulation adds them."""
+"""What steps that serve cost beyond their ops, of card and host, and where a simulation adds them."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,7 +14,9 @@ from simcore.machine.machine import Overheads
 from simcore.ops import op as ops
 from simcore.ops.op import Op
 from simcore.scenario import parse_scenario
+from simcore.validate.calibration import cuda_service as card_service
 from simcore.validate.calibration import cuda_steps as card_steps
+from simcore.validate.calibration.cuda_service import Gap
 from tests.fake_card import FakeCudaApi
 from tests.test_torch_decoder import GQA
 
@@ -25,33 +27,57 @@ NORM = ops.norm("norm", tokens=1, hidden=8, dtype="fp32")
 def test_what_a_step_takes_beyond_its_ops_is_shared_out_among_them() -> None:
     """A step of n ops of 1 us: start + n (1 us + in_step_s)."""
 
-    def step(sequences: int, tokens: int) -> tuple[float, Sequence[Op], card_steps.Costs]:
+    def step(sequences: int, tokens: int) -> tuple[float, Sequence[Op]]:
         assert tokens > 100
         count = 10 * sequences
-        of_host = {"batch_s": 1e-5 * sequences, "prompt_s": 1e-6 * sequences}
-        return 2e-6 + count * (1e-6 + NODE_S), [NORM] * count, of_host
+        return 2e-6 + count * (1e-6 + NODE_S), [NORM] * count
 
     found = list(card_steps.step_costs(step, 2e-6, lambda op: 1e-6))
-    each = {"in_step_s": NODE_S, "batch_s": 14e-5, "prompt_s": 14e-6}
-    assert card_steps.costs_of(found) == pytest.approx(each)
-    assert card_steps.costs_of([{"in_step_s": -1e-7, "batch_s": 1e-4}]) == {"in_step_s": 0.0, "batch_s": 1e-4}
+    assert found == pytest.approx([NODE_S] * len(card_steps.CASES))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter is for machines without a CUDA device")
 def test_steps_are_those_of_the_machine_that_serves(monkeypatch: pytest.MonkeyPatch) -> None:
     # As few as tell the first launch from the last: the interpreter is slow.
-    for name, few in (("LAUNCHES", 2), ("RUNS", 1), ("PROMPT", 20)):
+    for name, few in (("LAUNCHES", 2), ("RUNS", 1)):
         monkeypatch.setattr(card_steps, name, few)
     monkeypatch.setattr(card_steps, "pace", lambda: SimpleNamespace(keeps=lambda act: (act(), True)))
     step = card_steps.steps_of(replace(GQA, layers=1), FakeCudaApi(), "cpu")
-    took_s, found, of_host = step(2, 9)
+    took_s, found = step(2, 9)
     assert took_s > 0.0
-    assert of_host["batch_s"] > 0.0
     assert {op.kind for op in found} == card_steps.KINDS
     (attention,) = (op for op in found if op.kind == "paged_attention")
     # The last but one of the replays of the last launch or of the one before it.
     assert attention["sequences"] == 2
     assert 18 < attention["kv_tokens"] <= 18 + 2 * 2 * card_steps.REPLAYS
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter is for machines without a CUDA device")
+def test_gaps_are_those_between_the_steps_of_a_service(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three requests that come at once, and then leave one by one: steps of prompts, and of three, two and
+    one sequences."""
+    for name, few in (("SEQUENCES", 3), ("PROMPTS", (20,)), ("ANSWER", 3), ("RUNS", 2), ("BEFORE", 1)):
+        monkeypatch.setattr(card_service, name, few)
+    monkeypatch.setattr(card_service, "pace", lambda: SimpleNamespace(keeps=lambda act: (act(), True)))
+    found = list(card_service.gaps_on(replace(GQA, layers=1), FakeCudaApi(), "cpu"))
+    assert [gap.sequences for gap in found if gap.prompts is None] == 2 * [3, 2, 1]
+    assert all(gap.seconds >= 0.0 for gap in found)
+
+
+def test_costs_of_a_service_are_found_again_though_a_third_of_its_steps_is_delayed() -> None:
+    """1 ms + 5 us a sequence, with prompts 0.3 ms + 50 us a prompt more; 0.4 ms lie before any launch."""
+
+    def gap(n: int, prompts: int | None) -> Gap:
+        longer_s = 0.0 if prompts is None else 3e-4 + 5e-5 * prompts
+        return Gap(1e-3 + 5e-6 * n + longer_s + (2e-3 if n % 3 == 0 else 0.0), n, prompts)
+
+    made = [gap(n, prompts) for n in range(1, 60) for prompts in (None, n % 7)]
+    each = {"batch_s": 6e-4, "sequence_s": 5e-6, "prompt_s": 3e-4, "each_prompt_s": 5e-5}
+    assert card_service.costs_of(made, 4e-4) == pytest.approx(each)
+    # Never below 0.
+    none = dict.fromkeys(each, 0.0)
+    faster = [Gap(1e-4 / n, n, None if n > 5 else n) for n in range(1, 12)]
+    assert card_service.costs_of(faster, 1.0) == none | {"prompt_s": pytest.approx(0.0, abs=1e-4)}
 
 
 SERVING: dict[str, Any] = {
@@ -81,11 +107,23 @@ def test_a_launch_that_says_whose_tokens_it_computes_takes_its_host_longer() -> 
     assert ttft_s(batch_s=1e-3) - ttft_s() == pytest.approx(1e-3)
 
 
+def test_each_decoding_sequence_takes_the_host_of_a_launch_longer() -> None:
+    """The prompt's step has none, the second token's has one."""
+    assert ttft_s(sequence_s=1e-3) == ttft_s()
+    assert e2e_s(sequence_s=1e-3) - e2e_s() == pytest.approx(1e-3)
+
+
 def test_a_launch_with_prompts_takes_its_host_longer_still() -> None:
     """The first token comes after a launch with a prompt, the second after one without."""
     assert ttft_s(prompt_s=1e-3) - ttft_s() == pytest.approx(1e-3)
     assert e2e_s(prompt_s=1e-3) - e2e_s() == pytest.approx(1e-3)
     assert e2e_s(batch_s=1e-3) - e2e_s() == pytest.approx(2e-3)
+
+
+def test_each_prompt_that_ends_takes_the_host_of_its_launch_longer() -> None:
+    """The one request's prompt ends in one step."""
+    assert ttft_s(each_prompt_s=1e-3) - ttft_s() == pytest.approx(1e-3)
+    assert e2e_s(each_prompt_s=1e-3) - e2e_s() == pytest.approx(1e-3)
 
 
 def test_kernels_of_steps_that_serve_have_a_time_of_their_own() -> None:

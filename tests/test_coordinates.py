@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
+from heapq import heapreplace
 from itertools import pairwise
 from typing import Any
 
@@ -21,8 +22,10 @@ from simcore.devices.interpolation import (
 )
 from simcore.devices.making import shape_text
 from simcore.devices.price import launches_and_floor, roofline
+from simcore.devices.prompt_attention import FEW, FEW_ROWS, MANY, Layout, blocks, layout, prompts_in
 from simcore.devices.spec import load_device
 from simcore.input.files import InputError
+from simcore.kernels.decoder.ragged_attention import ragged_config
 from simcore.kernels.long_convolution.triton_fft import is_transformed, right_angle_spectrum
 from simcore.kernels.table import TABLE
 from simcore.ops import op as ops
@@ -49,45 +52,75 @@ def prefill(prompts: int, length: int, cached: int) -> Mapping[str, int]:
     return dimensions(prefill_op(prompts, length, cached))
 
 
-def programs(length: int, cached: int) -> list[int]:
-    """The blocks of keys that FlashAttention 2 has each tile of queries go through (flash_fwd_kernel.h)."""
-    most = -(-(length + cached) // 64)
-    return [min(most, -(-((i + 1) * 128 + cached) // 64)) for i in range(-(-length // 128))]
+def tiles_of(length: int, cached: int, group: int, of: Layout) -> list[int]:
+    """The blocks of keys that each tile of queries goes through: those up to its last row's own key."""
+    rows = [range(i, min(i + of.rows(group), length)) for i in range(0, length, of.rows(group))]
+    return [len({key // of.keys for row in part for key in range(cached + row + 1)}) for part in rows]
 
 
-@pytest.mark.parametrize("length", [1, 64, 65, 128, 129, 192, 250, 257, 1024])
-def test_prompts_of_the_same_programs_are_near_and_others_are_not(length: int) -> None:
-    seen: dict[tuple[int, int], list[int]] = {}
-    for cached in range(0, 520, 7):
-        at = coordinates("prefill_attention", prefill(4, length, cached))
-        key = at["tokens"], at["cached"]
-        assert seen.setdefault(key, programs(length, cached)) == programs(length, cached)
-    assert len(seen) == len({tuple(each) for each in seen.values()})
+@pytest.mark.parametrize("rows", [1, FEW_ROWS, FEW_ROWS + 1, 5000])
+def test_layouts_of_prompts_are_those_of_the_kernel(rows: int) -> None:
+    config, of = ragged_config(rows, head_dim=128, q_bytes=2, kv_bytes=2), layout(rows)
+    assert (config.queries, config.block) == (of.queries, of.keys)
 
 
-@pytest.mark.parametrize(("length", "cached"), [(33, 0), (129, 63), (640, 100), (3000, 5000)])
-def test_attention_takes_as_long_as_its_programs_and_its_bytes(length: int, cached: int) -> None:
-    shape = prefill(2, length, cached)
-    q, kv = shape["q_heads"], shape["kv_heads"]
-    blocks = sum(programs(length, cached)) + len(programs(length, cached))
-    moved = 200 * 4 * (q * length + kv * (length + cached))
-    least = max(moved, 2 * q * length * (2 * cached + length + 1))
-    flops = 4 * q * 128 * 64 * blocks
-    assert whole_tiles("prefill_attention", shape) == pytest.approx((8 * flops + moved) / least)
+@pytest.mark.parametrize("group", [1, 4, 7, 8])
+@pytest.mark.parametrize(("length", "cached"), [(1, 0), (16, 63), (65, 64), (129, 0), (300, 100)])
+def test_a_tile_goes_through_the_blocks_that_its_rows_attend(length: int, cached: int, group: int) -> None:
+    for of in (FEW, MANY):
+        assert blocks(length, cached, group, of).tolist() == tiles_of(length, cached, group, of)
 
 
-def test_a_prompt_of_a_row_more_than_a_block_is_priced_by_what_takes_as_many() -> None:
-    # A program of one tile takes 3 us and 2 more a block, whatever its rows and whosever the keys.
-    def measured(length: int, cached: int) -> Measured:
-        op, seconds = prefill_op(1, length, cached), 1e-6 * (3 + 2 * programs(length, cached)[0])
+def test_programs_of_a_whole_wave_take_as_long_as_one() -> None:
+    """Prompts of one tile each: 132 programs of equal length fill the card, and one more than two waves takes
+    longer than two waves by what its multiprocessor takes, not by a 264th."""
+
+    def seconds(prompts: int) -> float:
+        op = prefill_op(prompts, 16, 4000)
+        return whole_tiles("prefill_attention", dimensions(op)) * floor(op)
+
+    assert seconds(32) < 1.3 * seconds(1)
+    assert seconds(132) < 1.05 * seconds(131)
+    assert 1.2 * seconds(132) < seconds(133) < 1.6 * seconds(132)
+
+
+def floor(op: Op) -> float:
+    return roofline(load_device("h200-sxm"))(op).seconds
+
+
+def dealt_s(op: Op) -> float:
+    """A card whose multiprocessors take programs in the order of the kernel's grid, the last tile of the last
+    prompt first: 3 us, and 1 us for each block of 128 x 128 and for each program."""
+    count, length, cached = prompts_in(dimensions(op))
+    of, heads = layout(count * length), op["kv_heads"]
+    a_block_s = 1e-6 * of.queries * of.keys / 128**2 * of.programs
+    tiles = blocks(length, cached, op["q_heads"] // heads, of)[::-1].tolist()
+    free_s = [0.0] * (132 * of.programs)
+    for steps in [steps for steps in tiles for _ in range(heads)] * count:
+        heapreplace(free_s, free_s[0] + a_block_s * (steps + 1))
+    return 3e-6 + max(free_s)
+
+
+@slow
+def test_prices_of_prompts_hold_where_programs_are_dealt_out_in_turn() -> None:
+    """Of 32 query heads over 8 KV heads, by the shapes that a calibration measures: 120 others are 1 % off in
+    the median, and one in twenty by a tenth at most."""
+
+    def measured(op: Op) -> Measured:
         launches, floor_s = launches_and_floor(op, roofline(load_device("h200-sxm")))
-        return Measured("prefill_attention", shape_text(op), "bf16", launches, floor_s, seconds)
+        return Measured(op.kind, shape_text(op), op.dtype, launches, floor_s, dealt_s(op))
 
-    known = [measured(*at) for at in ((16, 0), (64, 0), (65, 0), (128, 0), (64, 128), (128, 128), (16, 128))]
+    def is_small(op: Op) -> bool:
+        return (op["q_heads"], op["kv_heads"]) == (32, 8) and op["kv_tokens"] <= 16384
+
+    known = [measured(op) for op in grid(["prefill_attention"]) if is_small(op)]
     fit = fit_two([(point.launches, point.floor_s, point.median_s) for point in known])
-    near = correction(fit, known)
-    for length, cached in ((40, 0), (70, 0), (128, 20), (30, 150)):
-        assert near.error(fit, measured(length, cached)) == pytest.approx(0.0, abs=0.05)
+    near = correction(fit, known, judged=False)
+    others = [op for op in drawn(["prefill_attention"], 1500, 7) if is_small(op)][:120]
+    off = sorted(abs(near.error(fit, measured(op)) or 0.0) for op in others)
+    assert len(off) == 120
+    assert off[60] < 0.01
+    assert off[114] < 0.1
 
 
 # -- what stays in the cache -------------------------------------------------------------------------------
@@ -242,17 +275,6 @@ def test_sequences_of_full_chunks_are_told_from_those_with_rows_left_over() -> N
         for length in (449, 500, 511, 512, 513)
     ]
     assert lengths == [511, 511, 511, 512, 575]
-
-
-def test_the_grid_has_prompts_of_each_number_of_blocks_that_a_last_tile_takes() -> None:
-    found = {
-        tuple(blocks - programs(length, cached)[0] for blocks in programs(length, cached))
-        for op in grid(["prefill_attention"])
-        if (count := ops.prompts(op["tokens"], op["kv_tokens"], op["pairs"]))
-        for length, cached in [(op["tokens"] // count, (op["kv_tokens"] - op["tokens"]) // count)]
-        if 128 < length <= 256
-    }
-    assert found == {(0, 0), (0, 1), (0, 2)}
 
 
 @pytest.mark.parametrize(

@@ -3,14 +3,13 @@
 from collections.abc import Mapping
 
 from simcore.kernels.decoder.activation import ACTIVATION
-from simcore.kernels.decoder.attention import PREFILL_ATTENTION
 from simcore.kernels.decoder.cache import KV_APPEND, KV_COPY, RECEIVE_SPECULATION
 from simcore.kernels.decoder.choice import SAMPLE
 from simcore.kernels.decoder.decode_attention import DECODE_ATTENTION
 from simcore.kernels.decoder.embedding import EMBEDDING
 from simcore.kernels.decoder.matmul import MATMUL
 from simcore.kernels.decoder.norm import NORM
-from simcore.kernels.decoder.paged_attention import PAGED_ATTENTION
+from simcore.kernels.decoder.paged_attention import PAGED_ATTENTION, PREFILL_ATTENTION
 from simcore.kernels.decoder.residual import RESIDUAL
 from simcore.kernels.decoder.rotary import ROTARY
 from simcore.kernels.decoder.speculative_attention import SPECULATIVE_ATTENTION

@@ -8,18 +8,13 @@ prefill      query i of a prompt over the tokens cached before it and the prompt
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import accumulate, groupby
+from itertools import groupby
 
 import torch
 from torch import Tensor
 
-from simcore.kernels.decoder.tensors import random_tensor, wide
-from simcore.kernels.kernel import Kernel, by_device
-from simcore.kernels.streams import shared
+from simcore.kernels.decoder.tensors import wide
 from simcore.ops.op import Op, prompts
-
-# Limits of FlashAttention 2: elements of a head, and the first compute capability.
-MOST_DIM, AMPERE = 256, 8
 
 
 def attend(
@@ -57,7 +52,7 @@ def paged_attention(
     del op
     out = torch.empty_like(q)
     if table is not None:
-        k, v = (_out_of(x, lengths, table) for x in (k, v))
+        k, v = (out_of(x, lengths, table) for x in (k, v))
     if not isinstance(k, Tensor):
         for row, (keys, values) in enumerate(zip(k, v, strict=True)):
             mine = [x.transpose(0, 1)[None] for x in (keys, values)]
@@ -76,7 +71,7 @@ def paged_attention(
     return out
 
 
-def _out_of(blocks: Cached, lengths: Tensor, table: Tensor) -> list[Tensor]:
+def out_of(blocks: Cached, lengths: Tensor, table: Tensor) -> list[Tensor]:
     """Returns the tokens of each sequence, [length, kv_heads, d], out of their blocks."""
     assert isinstance(blocks, Tensor)
     found = zip(table.long(), lengths.tolist(), strict=True)
@@ -107,39 +102,6 @@ def prefill_attention(op: Op, q: Tensor, k: Cached, v: Cached, now: Tensor, cach
     return out
 
 
-def _flash_prefill(op: Op, q: Tensor, k: Tensor, v: Tensor, now: Tensor, cached: Tensor) -> Tensor:
-    """`prefill_attention` by FlashAttention 2 in torch: all prompts in one launch."""
-    d, capability = q.shape[-1], torch.cuda.get_device_capability(q.device)
-    if q.element_size() != 2 or d > MOST_DIM or d % 8 or capability[0] < AMPERE:
-        return prefill_attention(op, q, k, v, now, cached)
-    new, before = now.tolist(), cached.tolist()
-    ends = _ends(tuple(new), q.device)
-    cached_ends = _ends(tuple(a + b for a, b in zip(new, before, strict=True)), q.device)
-    longest = max(a + b for a, b in zip(new, before, strict=True))
-    found = torch.ops.aten._flash_attention_forward(
-        q, k, v, ends, cached_ends, max(new), longest, 0.0, True, False
-    )
-    out: Tensor = found[0]
-    return out
-
-
-def _ends(lengths: tuple[int, ...], device: torch.device) -> Tensor:
-    """Returns 0 and the end of each prompt's tokens, int32; made once a stream for all layers."""
-    return shared(
-        ("ends", device, lengths),
-        lambda: torch.tensor([0, *accumulate(lengths)], dtype=torch.int32, device=device),
-    )
-
-
-def _prefill_inputs(op: Op, generator: torch.Generator, device: torch.device) -> tuple[Tensor, ...]:
-    d = op["head_dim"]
-    q = random_tensor(op, generator, device, op["tokens"], op["q_heads"], d)
-    cache = op["kv_tokens"], op["kv_heads"], d
-    # On the host: a step's plan knows them there, and a captured graph cannot read them back from the device.
-    split = [torch.tensor(part) for part in prompts_of(op)]
-    return q, *(random_tensor(op, generator, device, *cache) for _ in range(2)), *split
-
-
 def evenly(total: int, parts: int) -> list[int]:
     """Splits a total into whole numbers that differ by at most one, the larger ones first.
 
@@ -156,6 +118,3 @@ def prompts_of(op: Op) -> tuple[Sequence[int], Sequence[int]]:
     tokens, cached = op["tokens"], op["kv_tokens"] - op["tokens"]
     count = prompts(tokens, op["kv_tokens"], op["pairs"])
     return evenly(tokens, count), evenly(cached, count)
-
-
-PREFILL_ATTENTION = Kernel(by_device(_flash_prefill, prefill_attention), prefill_attention, _prefill_inputs)

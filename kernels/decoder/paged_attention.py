@@ -1,21 +1,23 @@
-"""Attention of sequences of different lengths over a paged cache: as a card that serves launches it, and in
-plain torch.
+"""Attention of decoding sequences and of prompts over a paged cache: as a card that serves launches them, and
+in plain torch.
 
     out = sum_j p_j v_j,   p = softmax(q . k_j / sqrt(d)),   each sequence over its own tokens j
 
-An op says how many tokens all sequences have together, not how many each has. So its inputs on a card are of
-lengths that differ as those of requests served together do (`spread`), in blocks in any order, in a table
-with room for longer ones: the price is that of a serving step, not the lower one of equal lengths.
+An op says how many tokens all sequences have together, not how many each has. So inputs on a card are of
+decoding sequences whose lengths differ as those of requests served together do (`spread`), and of prompts of
+equal length (`prompts_of`). They lie in blocks in any order, in a table with room for longer ones: the price
+is that of a serving step, not the lower one of equal lengths side by side.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor
 
-from simcore.kernels.decoder.attention import evenly, paged_attention
+from simcore.kernels.decoder.attention import evenly, out_of, paged_attention, prefill_attention, prompts_of
 from simcore.kernels.decoder.decode_attention import decode_attention
+from simcore.kernels.decoder.ragged_attention import ragged_attention
 from simcore.kernels.decoder.tensors import random_tensor
 from simcore.kernels.kernel import Kernel, by_device
 from simcore.ops.op import Op
@@ -35,11 +37,32 @@ def _paged_inputs(op: Op, generator: torch.Generator, device: torch.device) -> t
         cache = op["kv_tokens"], op["kv_heads"], d
         lengths = torch.tensor(evenly(op["kv_tokens"], sequences), device=device)
         return q, *(random_tensor(op, generator, device, *cache) for _ in range(2)), lengths
-    lengths = torch.tensor(spread(op["kv_tokens"], sequences), dtype=torch.int32)
-    table = _table(lengths.tolist())
-    size = int(table.max()) + 1, PAGE, op["kv_heads"], d
-    blocks = (random_tensor(op, generator, device, *size) for _ in range(2))
-    return q, *blocks, lengths.to(device), table.to(device)
+    unlike = spread(op["kv_tokens"], sequences)
+    table = _table(unlike)
+    return q, *_blocks(op, table, generator, device), _on(device, unlike), table.to(device)
+
+
+def _prefill_inputs(op: Op, generator: torch.Generator, device: torch.device) -> tuple[Tensor, ...]:
+    d = op["head_dim"]
+    q = random_tensor(op, generator, device, op["tokens"], op["q_heads"], d)
+    now, cached = prompts_of(op)
+    if device.type != "cuda":
+        cache = op["kv_tokens"], op["kv_heads"], d
+        split = (torch.tensor(part) for part in (now, cached))
+        return q, *(random_tensor(op, generator, device, *cache) for _ in range(2)), *split
+    lengths = [a + b for a, b in zip(now, cached, strict=True)]
+    table, starts = _table(lengths), _on(device, [0, *accumulate(now)])
+    return q, *_blocks(op, table, generator, device), starts, _on(device, lengths), table.to(device)
+
+
+def _on(device: torch.device, numbers: Sequence[int]) -> Tensor:
+    return torch.tensor(numbers, dtype=torch.int32, device=device)
+
+
+def _blocks(op: Op, table: Tensor, generator: torch.Generator, device: torch.device) -> Iterator[Tensor]:
+    """Yields random K and V of all blocks of a table, [blocks, PAGE, kv_heads, d]."""
+    size = int(table.max()) + 1, PAGE, op["kv_heads"], op["head_dim"]
+    yield from (random_tensor(op, generator, device, *size) for _ in range(2))
 
 
 def _table(lengths: Sequence[int]) -> Tensor:
@@ -73,4 +96,26 @@ def _in_blocks(op: Op, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor, table: 
     return decode_attention(q, k, v, lengths, block_table=table)
 
 
+def _prompts_in_blocks(
+    op: Op, q: Tensor, k: Tensor, v: Tensor, starts: Tensor, lengths: Tensor, table: Tensor
+) -> Tensor:
+    """`prefill_attention` as a card that serves launches it."""
+    del op
+    return ragged_attention(q, k, v, starts, lengths, table)
+
+
+def _reference_of_prompts(op: Op, q: Tensor, k: Tensor, v: Tensor, *where: Tensor) -> Tensor:
+    """`prefill_attention` over tokens one after another, or in blocks: `where` is (now, cached), or (starts,
+    lengths, table)."""
+    if len(where) == 2:
+        return prefill_attention(op, q, k, v, *where)
+    starts, lengths, table = where
+    keys, values = (out_of(x, lengths, table) for x in (k, v))
+    now = starts.diff()
+    return prefill_attention(op, q, keys, values, now, lengths - now)
+
+
 PAGED_ATTENTION = Kernel(by_device(_in_blocks, paged_attention), paged_attention, _paged_inputs)
+PREFILL_ATTENTION = Kernel(
+    by_device(_prompts_in_blocks, _reference_of_prompts), _reference_of_prompts, _prefill_inputs
+)

@@ -307,9 +307,10 @@ class SimMachine:
             whole_s, back_s = self._overheads.within_launch_s(graph.kernels), 0.0
         host_s = whole_s + size_update_s
         if batch is not None:
-            host_s += self._overheads.batch_s
+            costs, sequences = self._overheads, given.get("sequences", 0)
+            host_s += costs.batch_s + costs.sequence_s * sequences
             if given.get("prompt_tokens"):
-                host_s += self._overheads.prompt_s
+                host_s += costs.prompt_s + costs.each_prompt_s * (given.get("rows", sequences) - sequences)
         self._busy_until_s = busy_s = (now_s if now_s > busy_s else busy_s) + host_s
         issued_s = busy_s - back_s
         tickets: Any = ()

@@ -59,7 +59,7 @@ Seed = Annotated[
 ]
 Unused = Annotated[int, Field(ge=0, lt=2**63, description="nothing is drawn: for the record")]
 # Costs of a launch besides `launch_s`.
-WITH_LAUNCH = "launch_kernel_s", "return_s", "start_s", "batch_s", "prompt_s"
+WITH_LAUNCH = "launch_kernel_s", "return_s", "start_s", "batch_s", "sequence_s", "prompt_s", "each_prompt_s"
 _COSTS: Mapping[str, Any] = {cost.name: Field(None, **cost.metadata) for cost in fields(Overheads)}
 
 
@@ -73,7 +73,9 @@ class HostOverheads(Strict):
     within_s: Seconds | None = _COSTS["within_s"]
     size_s: Seconds | None = _COSTS["size_s"]
     batch_s: Seconds | None = _COSTS["batch_s"]
+    sequence_s: Seconds | None = _COSTS["sequence_s"]
     prompt_s: Seconds | None = _COSTS["prompt_s"]
+    each_prompt_s: Seconds | None = _COSTS["each_prompt_s"]
     wait_s: Seconds | None = _COSTS["wait_s"]
     message_s: Seconds | None = _COSTS["message_s"]
     gate_s: Seconds | None = _COSTS["gate_s"]

@@ -56,6 +56,7 @@ from simcore.validate.benchmarks.timing import Card, birth, measure_card, one_li
 from simcore.validate.calibration import cuda_host as card_host
 from simcore.validate.calibration import cuda_nodes as card_nodes
 from simcore.validate.calibration import cuda_power as card_power
+from simcore.validate.calibration import cuda_service as card_service
 from simcore.validate.calibration import cuda_sharing as card_sharing
 from simcore.validate.calibration import cuda_steps as card_steps
 from simcore.validate.calibration import power_fit
@@ -206,11 +207,16 @@ def _overheads(
             found = card_nodes.node_costs_here(floor, card)
             costs["in_graph_s"] = card_nodes.node_cost(found)
             notes.append(card_nodes.profile_note(found))
-            each = card_steps.step_costs_here(floor, card)
-            costs |= card_steps.costs_of(each)
-            notes.append(card_steps.profile_note(each))
+            found = card_steps.step_costs_here(floor, card)
+            costs["in_step_s"] = card_nodes.node_cost(found)
+            notes.append(card_steps.profile_note(found))
+            of_service, note = card_service.service_costs_here(costs)
+            costs |= of_service
+            notes.append(note)
     except card_measure.FAILURES as error:
-        missing = "in_step_s" if "in_graph_s" in costs else "in_graph_s" if costs else "what verbs cost"
+        later = "launch_s", "in_graph_s", "in_step_s", "batch_s"
+        missing = next((name for name in later if name not in costs), "what services cost")
+        missing = "what verbs cost" if missing == "launch_s" else missing
         notes.append(f"{missing} could not be measured: {one_line(error)}")
         card_measure.go_on()
     return costs, notes

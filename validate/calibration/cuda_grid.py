@@ -94,14 +94,13 @@ SLOW_LENGTHS = {
 }  # fmt: skip
 # Sequences of one token; rows of elementwise ops, with every remainder by four.
 ONE_TOKEN = (1, 2, 3, 4, 6, 8, 12, 16, 17, 20, 24, 32, 33, 48, 64)
-# Tokens of prompts and cached tokens before them: up to one tile of queries only blocks of keys count.
-# Beyond, one token more than whole tiles, because then the last tile has no block of its own.
-SHORT_PROMPTS, SHORT_CACHED = (16, 64, 65, 128), (0, 64, 128, 256, 512, 2048, 8192)
+# Tokens of prompts, few and many, and cached tokens before them.
+SHORT_PROMPTS, SHORT_CACHED = (1, 4, 8, 16, 24, 32, 48, 64, 96, 128), (0, 64, 256, 1024, 4096, 16384)
 PROMPTS = (
-    129, 192, 256, 257, 320, 384, 385, 448, 512, 513, 576, 640, 641, 768, 769, 896, 897, 1024, 1152, 1280,
-    1536, 1792, 2048, 2176, 2816, 3584, 4224, 4352, 4608, 6144, 8192,
+    160, 192, 224, 256, 320, 384, 448, 512, 640, 768, 896, 1024, 1152, 1280, 1536, 1792, 2048, 2560, 3072,
+    4096, 5120, 6144, 8192,
 )  # fmt: skip
-CACHED = (0, 48, 496, 2032, 8176)
+CACHED = (0, 128, 512, 2048, 8192, 32768)
 MOST_OF_PROMPTS = {"tokens": 16384, "kv_tokens": 150_000}
 # Sequences that are sampled; positions of a history or a column; few sequences.
 SAMPLED = (1, 2, 4, 8, 16, 32, 64, 96, 128, 132, 133, 192, 256, 264, 265, 384, 396, 397, 512)

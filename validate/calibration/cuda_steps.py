@@ -1,18 +1,16 @@
-"""Measures what the steps of a service cost beyond their ops and launches: of the card, and of its host.
+"""Measures what each kernel in the steps of a service takes beyond its price.
 
     in_step_s   median over cases of ((step - start of a graph) - sum of its ops alone) / its kernels
-    batch_s     median over cases of the host time in which a launch says whose tokens it computes
-    prompt_s    the same of how much longer a launch takes with the prompt of a new request
 
 A case decodes with sequences of unlike lengths; each launch says anew whose tokens it computes, as in a
-service when requests come and go, and is then replayed a few times. Before it comes a prompt. The kernels are
-those of the machine that serves, which read block tables, ids and rows besides what is priced
-(`buffers.cuda_served`). These come once a step, and are shared out among the kernels of all layers: of a
-model of fewer layers they count too little. The cache has room for ROOM tokens of each sequence, as a service
-has: with less, attention would be cut into other parts than those that are priced.
+service when requests come and go, and is then replayed a few times. The kernels are those of the machine that
+serves, which read block tables, ids and rows besides what is priced (`buffers.cuda_served`). These come once
+a step, and are shared out among the kernels of all layers: of a model of fewer layers they count too little.
+The cache has room for ROOM tokens of each sequence, as a service has: with less, attention would be cut into
+other parts than those that are priced.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from statistics import median
 
@@ -22,7 +20,7 @@ from simcore.kernels.decoder.paged_attention import PAGE, ROOM, spread
 from simcore.machine.machine import Machine, Program
 from simcore.machine.trace import Trace
 from simcore.models.decoder_config import DecoderConfig, load_config
-from simcore.models.served_decoder import ServedDecoder, decode_sizes, growth, step_sizes
+from simcore.models.served_decoder import ServedDecoder, decode_sizes, growth
 from simcore.ops.op import Op, Roofline
 from simcore.validate.benchmarks.timing import Card as Reached
 from simcore.validate.calibration.cuda_grid import LLAMA, MODELS
@@ -41,44 +39,32 @@ CASES = (
     (48, 1100), (64, 900),
 )  # fmt: skip
 LAUNCHES, REPLAYS, RUNS, SEED = 12, 4, 3, 0
-# Tokens of a prompt.
-PROMPT = 300
 # What the steps of these ops are made of.
 KINDS = frozenset({
     "embedding", "norm", "matmul", "rotary", "kv_append", "paged_attention", "residual", "activation",
     "sample",
 })  # fmt: skip
 
-# Seconds by the names of `machine.Overheads`.
-Costs = Mapping[str, float]
-HOSTS = "batch_s", "prompt_s"
-# (sequences, mean tokens) -> the seconds of a step and its ops; the host's costs.
-Step = Callable[[int, int], tuple[float, Sequence[Op], Costs]]
+# (sequences, mean tokens) -> the seconds of a step, and its ops.
+Step = Callable[[int, int], tuple[float, Sequence[Op]]]
 
 
-def step_costs(step: Step, start_s: float, alone_s: Callable[[Op], float]) -> Iterator[Costs]:
-    """Yields the costs of each case."""
+def step_costs(step: Step, start_s: float, alone_s: Callable[[Op], float]) -> Iterator[float]:
+    """Yields in_step_s of each case."""
     for case in CASES:
-        took_s, ops, of_host = step(*case)
-        yield {"in_step_s": beyond_ops_s(took_s, start_s, ops, alone_s), **of_host}
+        took_s, ops = step(*case)
+        yield beyond_ops_s(took_s, start_s, ops, alone_s)
 
 
-def costs_of(found: Sequence[Costs]) -> dict[str, float]:
-    """Returns the costs from all cases, at least 0."""
-    return {name: max(0.0, median(each[name] for each in found)) for name in found[0]}
-
-
-def profile_note(found: Sequence[Costs]) -> str:
-    """Returns the profile's note about them."""
+def profile_note(found: Sequence[float]) -> str:
+    """Returns the profile's note about it."""
     cases = ", ".join(f"{sequences} x {tokens}" for sequences, tokens in CASES)
-    each = {name: ", ".join(f"{1e6 * x[name]:.3g}" for x in found) for name in found[0]}
-    costs = ", ".join(f"{name}: {us} us" for name, us in each.items())
-    of = f"{LLAMA[0]} with sequences x tokens of {cases}"
-    return f"{costs}; {of}, prompts of {PROMPT}"
+    each = ", ".join(f"{1e6 * seconds:.3g}" for seconds in found)
+    return f"in_step_s: {each} us; {LLAMA[0]} with sequences x tokens of {cases}"
 
 
-def step_costs_here(floor: Roofline, reached: Reached) -> list[Costs]:
-    """Returns the costs of each case on this card. Raises the card's errors."""
+def step_costs_here(floor: Roofline, reached: Reached) -> list[float]:
+    """Returns in_step_s of each case on this card. Raises the card's errors."""
     config = load_config(MODELS / f"{LLAMA[0]}.json")
     return list(step_costs(steps_of(config, TorchCudaApi(), "cuda"), *alone_here(floor, reached)))
 
@@ -88,22 +74,20 @@ def steps_of(config: DecoderConfig, api: CudaApi, device: torch.device | str) ->
     model = ServedDecoder(config)
     (weights,) = card_weights(model, SEED, [device], drawn_on=device)
 
-    def step(sequences: int, tokens: int) -> tuple[float, Sequence[Op], Costs]:
+    def step(sequences: int, tokens: int) -> tuple[float, Sequence[Op]]:
         lengths = spread(sequences * tokens, sequences)
-        positions = max(ROOM, PROMPT, *lengths) + LAUNCHES * REPLAYS
+        positions = max(ROOM, *lengths) + LAUNCHES * REPLAYS
         # Each sequence's last block is not full, and it is given one ahead.
-        kv_tokens = sum(lengths) + sequences * (LAUNCHES * REPLAYS + 2 * PAGE) + LAUNCHES * (PROMPT + PAGE)
-        places = sequences + LAUNCHES
+        kv_tokens = sum(lengths) + sequences * (LAUNCHES * REPLAYS + 2 * PAGE)
         state = CardServedState(
-            model, weights, Cache(model, kv_tokens, positions, places, places, SEED, device), sequences
+            model, weights, Cache(model, kv_tokens, positions, sequences, sequences, SEED, device), sequences
         )
         card = Card([state], api)
         trace = _last_run(card, model, lengths)
         later = sorted(trace.spans, key=lambda span: span.start_s)[len(trace.spans) // 2 :]
         replays = [span for span in later if span.replay]
         ops = [priced.op.without_place for priced in replays[len(replays) // 2].ops]
-        of_host = {name: trace.verbs[name] for name in HOSTS}
-        return median(x.end_s - x.start_s for x in replays), ops, of_host
+        return median(x.end_s - x.start_s for x in replays), ops
 
     return step
 
@@ -113,9 +97,6 @@ def _last_run(card: Card, model: ServedDecoder, lengths: Sequence[int]) -> Trace
 
     def program(m: Machine) -> Program:
         for i in range(LAUNCHES):
-            new = Request(len(lengths) + i, 0.0, PROMPT, 1, 1)
-            prompt = partial(Batch, [(new, PROMPT, 0)])
-            yield m.wait(m.launch(model.prefill, sizes=step_sizes(0, 0, [(PROMPT, 0)], 1), batch=prompt))
             cached = [length - 1 + i * REPLAYS for length in lengths]
             decoding = list(zip(requests, cached, strict=True))
             sizes = decode_sizes(len(lengths), sum(cached) + len(lengths))

@@ -73,7 +73,9 @@ SEQUENCES = (
     *range(1152, 4097, 128),
 )
 WITH_PROMPTS = (8, 32, 128, 256, 512, 1024, 2048, 4096)
-TOKENS = (*range(16, 257, 16), *range(288, 513, 32), *range(640, 2049, 128))
+# Of steps with prompts alone fewer are captured: they are rare where many sequences decode.
+ALONE = (8, 128, 1024, 4096)
+TOKENS = (*range(16, 513, 16), *range(576, 1025, 64), *range(1152, 2049, 128))
 # The layer, the sequences of a step, and whether both prompts and decoding sequences are in it.
 Key = tuple[int, int, bool]
 # Steps of more rows are launched anew each time: the host is then the faster one, and lengths are many.
@@ -296,7 +298,7 @@ class CardServedState(CardState):
             raise ValueError("one rank serves on a card, with every op of an iteration")
         self.model, self.config, self.weights, self.cache = model, model.config, weights, cache
         self.stream, self.layer, self.streams = stream, 0, dict[str, CardServedState]()
-        self.most = max(rounded(most, SEQUENCES), rounded(most, WITH_PROMPTS))
+        self.most = max(rounded(most, steps) for steps in (SEQUENCES, WITH_PROMPTS, ALONE))
         self.step = cache.step_of(stream, 4 * self.most + 1)
         self.buffers: dict[str, Tensor] = {}
         self._bound: Mapping[str, int] = {}
@@ -430,7 +432,8 @@ class CardServedState(CardState):
             # Slots between others that hold nothing are computed too.
             count = rounded(max(sequences, sizes["tokens"]), SEQUENCES)
             return dict.fromkeys(("tokens", "rows", "sequences", "kv_tokens"), count)
-        tokens, count = rounded_rows(sizes["tokens"]), rounded(sequences, WITH_PROMPTS)
+        tokens = rounded_rows(sizes["tokens"])
+        count = rounded(sequences, WITH_PROMPTS if batch.decoding else ALONE)
         totals = dict.fromkeys(
             ("sequences", "kv_tokens", "prompt_tokens", "prompt_kv", "prompt_pairs"), tokens
         )
@@ -686,16 +689,11 @@ def decoding_steps(most: int) -> list[int]:
     return [each for each in SEQUENCES if each <= rounded(most, SEQUENCES)]
 
 
-def prompt_steps(most: int, tokens: int) -> list[tuple[int, int]]:
-    """Returns the rows and sequences with which steps with prompts are captured: up to `most` sequences and
-    `tokens` rows."""
+def prompt_steps(most: int, tokens: int, counts: Sequence[int] = WITH_PROMPTS) -> list[tuple[int, int]]:
+    """Returns the rows and sequences with which steps with prompts are captured: up to `most` sequences, as
+    many as one of `counts`, and `tokens` rows."""
     rows = [each for each in TOKENS if each <= rounded_rows(min(tokens, MOST_CAPTURED))]
-    return [
-        (row, count)
-        for row in rows
-        for count in WITH_PROMPTS
-        if count <= rounded(min(most, row), WITH_PROMPTS)
-    ]
+    return [(row, count) for row in rows for count in counts if count <= rounded(min(most, row), counts)]
 
 
 def captured_ops(model: ServedDecoder, holds: Mapping[str, Any]) -> Iterator[Op]:
@@ -706,15 +704,15 @@ def captured_ops(model: ServedDecoder, holds: Mapping[str, Any]) -> Iterator[Op]
     for count in decoding_steps(holds["step_rows"]):
         sizes = decode_sizes(count, count)
         yield from (op.at(sizes) for op in decode)
-    for rows, count in _prompt_steps_of(holds):
+    for rows, count in dict.fromkeys((*_prompt_steps_of(holds, ALONE), *_prompt_steps_of(holds))):
         sizes = step_sizes(0, 0, [(rows, 0)], count)
         yield from (op.at(sizes) for op in prefill)
 
 
-def _prompt_steps_of(holds: Mapping[str, Any]) -> list[tuple[int, int]]:
+def _prompt_steps_of(holds: Mapping[str, Any], counts: Sequence[int] = WITH_PROMPTS) -> list[tuple[int, int]]:
     if holds["prompts_apart"]:
-        return prompt_steps(1, holds["longest_prompt"])
-    return prompt_steps(holds["step_rows"], holds["step_tokens"])
+        return prompt_steps(1, holds["longest_prompt"], counts)
+    return prompt_steps(holds["step_rows"], holds["step_tokens"], counts)
 
 
 def rehearsal(m: Machine, model: ServedDecoder, holds: Mapping[str, Any]) -> Program:
@@ -733,11 +731,13 @@ def _every_step(m: Machine, model: ServedDecoder, holds: Mapping[str, Any]) -> P
         for count in decoding_steps(holds["step_rows"] if stream == MAIN else 1):
             sizes = decode_sizes(count, 2 * count)
             yield m.wait(m.launch(model.decode, stream=stream, sizes=sizes, advance=growth(count)))
-    apart = holds["prompts_apart"]
-    for rows, most_here in _prompt_steps_of(holds):
-        count = 1 if apart else min(rows, most_here)
+    # As many run at once as the cache has places for.
+    apart, most = holds["prompts_apart"], rounded(holds["step_rows"], WITH_PROMPTS)
+    for rows, most_here in _prompt_steps_of(holds, ALONE):
+        count = 1 if apart else min(rows, most_here, most)
         yield m.wait(_prompts(m, model, rows, count, PROMPTS if apart else MAIN))
-        if count > 1:
+    for rows, most_here in [] if apart else _prompt_steps_of(holds):
+        if (count := min(rows, most_here)) > 1:
             prompts = [(each, 0) for each in evenly(rows - 1, count - 1)]
             yield m.wait(m.launch(model.mixed, sizes=step_sizes(1, 2, prompts, count - 1), advance=growth(1)))
     rows, count = holds["step_tokens"], holds["step_rows"]

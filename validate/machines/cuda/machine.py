@@ -765,6 +765,10 @@ def short_turns(wanted: bool) -> Iterator[None]:
         sys.setswitchinterval(usual_s)
 
 
+# Costs that grow with a batch: a run's means have them in them.
+EACH = "sequence_s", "each_prompt_s"
+
+
 def verbs_of(launches: Sequence[Launch], cause: Callable[[Any], Cause]) -> dict[str, float]:
     """Returns the mean seconds of the verbs of a run, if it had any (means add up to their total): launch_s,
     a launch call without what follows; within_s, that of a launch within another; return_s, from when the
@@ -793,7 +797,7 @@ def verbs_of(launches: Sequence[Launch], cause: Callable[[Any], Cause]) -> dict[
 
 def _of_launches(launches: Sequence[Launch]) -> dict[str, float]:
     """Returns the means of launch_s, within_s, batch_s and prompt_s; where launches with prompts take no
-    longer, or there are no others with batches, the means of all and 0."""
+    longer, or there are no others with batches, the means of all and 0. What EACH takes is in them."""
     inside = [x for x in launches if x.within is not None]
     launches = [x for x in launches if x.within is None]
     with_prompts = [x for x in launches if x.batch is not None and x.batch.prompts]
@@ -802,9 +806,9 @@ def _of_launches(launches: Sequence[Launch]) -> dict[str, float]:
     if with_prompts and "batch_s" in found:
         longer_s = sum(_whole_and_batch(with_prompts).values()) - sum(found.values())
         if longer_s > 0.0:
-            return {**found, "prompt_s": longer_s}
+            return {**found, "prompt_s": longer_s, **dict.fromkeys(EACH, 0.0)}
     found = _whole_and_batch(launches)
-    found |= {"prompt_s": 0.0} if "batch_s" in found else {}
+    found |= dict.fromkeys(("prompt_s", *EACH), 0.0) if "batch_s" in found else {}
     return found | {"within_s": fmean(x.took_s for x in inside)} if inside else found
 
 
