@@ -22,11 +22,13 @@ from simcore.scenario import Scenario
 from simcore.sim.runs import Run, Setup
 from simcore.studies.common import middle_first
 from simcore.validate.calibration.cpu import processor
-from simcore.validate.machines.buffers.decoder import decoder_states
+from simcore.validate.machines.buffers.decoder import Weights, decoder_states, shards
 from simcore.validate.machines.buffers.long_convolution import long_convolution_state
-from simcore.validate.machines.buffers.served import served_states
+from simcore.validate.machines.buffers.served import ServedState, served_states
 from simcore.validate.machines.cpu.machine import ONE_AFTER_ANOTHER, TorchRun, one_thread
+from simcore.validate.machines.processes import Apart, ProcessRun
 from simcore.validate.machines.state import State, run_kernel
+from simcore.workload.requests import Request
 
 SEED = 0
 
@@ -91,13 +93,50 @@ def check_formats(scenario: Scenario, where: str, device: str = "the CPU") -> No
 
 
 @dataclass
+class CpuInstance:
+    """The machine of a process that shares the weights of a served model with others (`machines.workers`)."""
+
+    weights: Weights
+    by_op: bool = True
+    _states: Sequence[ServedState] = ()
+
+    def __post_init__(self) -> None:
+        one_thread()
+
+    def start(self, setup: Setup) -> Run:
+        """Makes a run with a KV cache of its own."""
+        model, holds = setup.model, setup.holds
+        assert isinstance(model, ServedDecoder)
+        self._states = served_states(model, setup.mesh, SEED, holds["kv_tokens"], weights=[self.weights])
+        return TorchRun(self._states, mesh=setup.mesh)
+
+    def answer(self, request: Request) -> list[int]:
+        """Returns the ids that a request was given so far."""
+        return self._states[0].answers[request.id]
+
+    @property
+    def described(self) -> Mapping[str, Any]:
+        """Nothing: all is as in other runs."""
+        return {}
+
+
+def shared_weights(model: object) -> Weights:
+    """Returns the weights of a served model on one rank. Raises TypeError for another model."""
+    if not isinstance(model, ServedDecoder):
+        raise TypeError(f"a {type(model).__name__} is not held by several processes")
+    (found,) = shards(model.config, model.dtypes, 1, model.style, SEED)
+    return found
+
+
+@dataclass
 class Real:
     """Starts runs on the torch machine and keeps the traces of each case, which is run `repeats` times;
-    `operands`: where those of the last one come from, in words."""
+    `operands`: where those of the last one come from, in words; `apart`: runs of several processes."""
 
     repeats: int = 1
     started: dict[str, list[Trace]] = field(default_factory=dict)
     operands: str = operands_of(None)
+    apart: Apart = field(default_factory=lambda: Apart(CpuInstance))
 
     def __post_init__(self) -> None:
         one_thread()
@@ -118,6 +157,7 @@ class Real:
             "runs": f"{self.repeats} a case, the median counts; a replica of a service runs once",
             "cache": "as the run itself leaves it; an operator has run once before",
             "how": f"{ONE_AFTER_ANOTHER}; {self.operands}",
+            **self.apart.described,
         }
 
     def host_costs(self, case: str) -> Mapping[str, float]:
@@ -126,15 +166,20 @@ class Real:
         return {}
 
     def start(self, setup: Setup) -> Run:
-        """Makes a run with buffers of its own."""
+        """Makes a run with buffers of its own, in processes of its own if its strategy says so."""
         self.operands = operands_of(setup.model)
-        run = TorchRun(
-            states(setup),
-            mesh=setup.mesh,
-            outcomes=setup.outcomes,
-            lockstep=setup.lockstep,
-            roofline=setup.roofline,
-        )
+        run: ProcessRun | TorchRun
+        if setup.holds.get("processes"):
+            run = self.apart.start(setup, lambda: shared_weights(setup.model))
+        else:
+            self.apart.close()
+            run = TorchRun(
+                states(setup),
+                mesh=setup.mesh,
+                outcomes=setup.outcomes,
+                lockstep=setup.lockstep,
+                roofline=setup.roofline,
+            )
         run.trace.warmup_launches = setup.warmup_launches
         self.started.setdefault(setup.case, []).append(run.trace)
         return run

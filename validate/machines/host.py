@@ -172,12 +172,17 @@ class HostSide:
                 continue
             if not self._hosts and not self.device.waiting():
                 return
-            due_s = min((task.need.until_s for task in self._hosts), default=inf)
-            due_s = min([due_s, *(source.at_s for source in self._sources)])
+            due_s = self.due_s
             if due_s == inf:
                 return
             self.slept = True
             time.sleep(max(0.0, due_s - self.now()))
+
+    @property
+    def due_s(self) -> float:
+        """When the next item arrives, or a host loop waits no longer; inf if there is none."""
+        due_s = min((task.need.until_s for task in self._hosts), default=inf)
+        return min([due_s, *(source.at_s for source in self._sources)])
 
     def _deliver(self) -> None:
         """Delivers all items that are due, in order of time."""

@@ -14,6 +14,7 @@ from simcore.studies.common import Standing, extrapolated, unmeasured
 from simcore.studies.serving import certainty
 from simcore.studies.serving.figures import over_replicas
 from simcore.studies.serving.runner import Bench, Case, CaseResult
+from simcore.studies.serving.strategies import processes
 from simcore.workload.recorded import doubts
 from simcore.workload.spec import Slo
 
@@ -406,6 +407,17 @@ def _beyond_memory(bench: Bench, results: Sequence[CaseResult]) -> list[str]:
     return list(lines)
 
 
+def _as_streams(bench: Bench, results: Sequence[CaseResult]) -> list[str]:
+    """Returns a warning where streams that are processes of their own are predicted."""
+    names = dict.fromkeys(one.case.axes.label for one in results if processes(one.case.strategy))
+    if bench.hardware.measured or not names:
+        return []
+    return [
+        f"{'; '.join(names)}: predicted as streams of one process; what processes take beyond that (messages,"
+        " turns on a card) is not modelled, --on cuda measures it"
+    ]
+
+
 def warnings(bench: Bench, results: Sequence[CaseResult], shares: Mapping[str, float]) -> list[str]:
     """Returns warnings: rejected requests, recomputed work, unmeasured prices, unreliable figures."""
     lines = []
@@ -425,6 +437,7 @@ def warnings(bench: Bench, results: Sequence[CaseResult], shares: Mapping[str, f
     workloads = {id(one.case.point.workload): one.case.point.workload for one in results}
     lines += list(dict.fromkeys(doubt for workload in workloads.values() for doubt in doubts(workload)))
     lines += _beyond_memory(bench, results)
+    lines += _as_streams(bench, results)
     left_out = max(one.left_out for one in results)
     if left_out:
         lines.append(f"{left_out:,} recorded requests without prompt or answer are left out")

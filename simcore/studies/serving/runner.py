@@ -35,7 +35,7 @@ from simcore.studies.serving.offer import choice, offer, router
 from simcore.studies.serving.scaler import Scaler
 from simcore.studies.serving.scenario import Point, ServingScenario, SharedMemory, Throughput
 from simcore.studies.serving.served import Bools, Occupancy, Served, Steps, served
-from simcore.studies.serving.strategies import ServingStrategy, prompts_apart, streams
+from simcore.studies.serving.strategies import ServingStrategy, processes, prompts_apart, streams
 from simcore.studies.serving.window import Window
 from simcore.workload import arrivals
 from simcore.workload.drawn import Drawn, Tenants
@@ -396,6 +396,7 @@ def prepared(bench: Bench, case: Case, replica: int, end: End = "value", most: i
             "step_rows": min(groups[0].room.step_rows, len(drawn.prompt_tokens)),
             "streams": streams(groups[0].case.strategy, groups[0].room),
             "prompts_apart": prompts_apart(groups[0].case.strategy),
+            "processes": processes(groups[0].case.strategy),
         },
     )
     simulation = bench.hardware.start(setup)

@@ -113,12 +113,24 @@ class ConcurrentInstances(Strict):
 
     kind: Literal["concurrent_instances"]
     max_instances: Many[Places] = Field([32], description="requests that run at once on a server at most")
+    processes: Many[bool] = Field(
+        [False],
+        description="whether a real machine holds each instance in a process of its own, with shared weights"
+        " (CUDA IPC); else they are streams of one process, as in all predictions",
+    )
     ranks: SeveralRanks = [1]
     in_turn: ClassVar[bool] = True
     prompts_apart: ClassVar[bool] = True
 
+    @model_validator(mode="after")
+    def _one_rank_a_process(self) -> "ConcurrentInstances":
+        if any(self.processes) and self.ranks != [1]:
+            raise FieldError("processes", "is true, which runs with ranks 1 only; give false")
+        return self
+
     def label(self) -> str:
-        return f"concurrent instances, up to {self.max_instances[0]}"
+        apart = ", a process each" if self.processes[0] else ""
+        return f"concurrent instances, up to {self.max_instances[0]}{apart}"
 
     def streams(self, room: Room) -> list[str]:
         return [instance_stream(number) for number in range(room.limit)]
@@ -287,6 +299,13 @@ def prompts_apart(strategy: ServingStrategy) -> bool:
     """Whether a strategy computes each prompt by itself, on a stream other than "main": no, unless its
     `prompts_apart` says so."""
     return bool(getattr(strategy, "prompts_apart", False))
+
+
+def processes(strategy: ServingStrategy) -> bool:
+    """Whether a real machine runs each of a strategy's streams in a process of its own: no, unless its
+    `processes` says so."""
+    found = getattr(strategy, "processes", False)
+    return any(found) if isinstance(found, list) else bool(found)
 
 
 def label(strategy: ServingStrategy) -> str:

@@ -474,11 +474,18 @@ def _exchange(states: Sequence[DecoderState]) -> None:
 
 
 def bodies(
-    config: DecoderConfig, dtypes: Dtypes, style: Style, mesh: layout.Mesh, seed: int
+    config: DecoderConfig,
+    dtypes: Dtypes,
+    style: Style,
+    mesh: layout.Mesh,
+    seed: int,
+    weights: Sequence[Weights] | None = None,
 ) -> Iterator[Body]:
-    """Yields the body of every rank of a mesh: shards along "tensor", copies along the other axes."""
-    parts = mesh.get(TENSOR, 1)
-    weights, act = shards(config, dtypes, parts, style, seed), torch_dtype(dtypes.activation)
+    """Yields the body of every rank of a mesh: shards along "tensor", copies along the other axes. `weights`:
+    those shards, if they are there already."""
+    parts, act = mesh.get(TENSOR, 1), torch_dtype(dtypes.activation)
+    if weights is None:
+        weights = shards(config, dtypes, parts, style, seed)
     for rank in range(prod(mesh.values())):
         part = layout.coordinate(mesh, rank, TENSOR)
         turns = Angles(config.head_dim, act, weights[part].constants.frequencies)

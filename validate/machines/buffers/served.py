@@ -25,7 +25,7 @@ from simcore.machine import mesh as layout
 from simcore.models.decoder_config import DecoderConfig
 from simcore.models.served_decoder import ServedDecoder
 from simcore.ops.op import Op, prompts
-from simcore.validate.machines.buffers.decoder import Body, bodies, check_ranks
+from simcore.validate.machines.buffers.decoder import Body, Weights, bodies, check_ranks
 from simcore.validate.machines.state import State, run_kernel, torch_dtype
 from simcore.workload.requests import Batch, Request, own_text
 
@@ -330,9 +330,15 @@ class ServedState(State):
 
 
 def served_states(
-    model: ServedDecoder, mesh: layout.Mesh, seed: int, kv_tokens: int, shared_text: bool = False
+    model: ServedDecoder,
+    mesh: layout.Mesh,
+    seed: int,
+    kv_tokens: int,
+    shared_text: bool = False,
+    weights: Sequence[Weights] | None = None,
 ) -> list[ServedState]:
-    """Returns a state for every rank of a mesh, each with room for `kv_tokens` tokens.
+    """Returns a state for every rank of a mesh, each with room for `kv_tokens` tokens; `weights`: of each
+    rank along "tensor", if they are there already.
 
     Raises ValueError if the model is not for as many ranks as the mesh has along "tensor", is priced by whole
     iterations, or has a number format that torch does not compute in.
@@ -345,5 +351,5 @@ def served_states(
     dtype = torch_dtype(model.dtypes.kv)
     return [
         ServedState(body, kv_tokens, size, dtype, seed, shared_text)
-        for body in bodies(config, model.dtypes, model.style, mesh, seed)
+        for body in bodies(config, model.dtypes, model.style, mesh, seed, weights)
     ]

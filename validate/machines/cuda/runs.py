@@ -11,11 +11,13 @@ each run. Each rank of a mesh has its card.
 
 import gc
 import math
+import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -29,12 +31,15 @@ from simcore.sim.simulation import Route
 from simcore.validate.benchmarks.timing import version_of
 from simcore.validate.calibration.cuda_host import host_costs
 from simcore.validate.machines.buffers.cuda_served import rehearsal
+from simcore.validate.machines.buffers.decoder import Weights
 from simcore.validate.machines.cuda.cuda_api import CudaApi, TorchCudaApi
 from simcore.validate.machines.cuda.machine import Card, CardRun
 from simcore.validate.machines.cuda.states import CardStates
 from simcore.validate.machines.here import operands_of, reported
+from simcore.validate.machines.processes import Apart
 from simcore.validate.timing.allocator import take_memory_in_segments
 from simcore.validate.timing.pace import pace
+from simcore.workload.requests import Request
 
 # Seconds by the names of `machine.Overheads`.
 Costs = Mapping[str, float]
@@ -46,6 +51,8 @@ MOST_WARM_UPS, WARM_S = 3, 0.05
 SHORT_S = 5e-3
 # Services share what is rehearsed.
 SERVICES = "services"
+# What is recorded of each process, where instances are processes.
+OF_EACH = "prepared", "captured", "host"
 
 
 @dataclass(slots=True, eq=False)
@@ -197,13 +204,44 @@ def _held_bytes() -> tuple[int, int]:
     return torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
 
 
+@dataclass(slots=True)
+class CardInstance:
+    """The machine of a process that shares the weights of a served model with others (`machines.workers`)."""
+
+    card: "RealCard"
+    by_op: bool = False
+
+    def start(self, setup: Setup) -> Run:
+        """Makes a run on the card."""
+        # Its trace goes to the process that asked for it.
+        self.card.started.clear()
+        return self.card.start(setup)
+
+    def answer(self, request: Request) -> list[int]:
+        """Returns the ids that a request was given, as long as others have not taken its place."""
+        return self.card.answer(request)
+
+    @property
+    def described(self) -> Mapping[str, Any]:
+        """How its runs were prepared, and the pace of its host."""
+        return {name: said for name, said in self.card.described.items() if name in OF_EACH}
+
+
+def card_instance(weights: Weights) -> CardInstance:
+    """Returns the machine of a process on the card of this machine, with the weights of another one."""
+    card = this_machine(1)
+    card.states.given = weights
+    return CardInstance(card)
+
+
 @dataclass
 class RealCard:
     """Starts runs on a card and keeps the traces of each case, which is run `repeats` times. `api` makes
     the api of a `Card`; `at_pace`: whether the host was at its pace before and after each run that counts
     (`simcore.validate.timing.pace`); `captured`: graphs captured in them; `memory`: how the card's memory is
     taken, in words. `compiling_s`: time of compiling beforehand; `first_runs_s`: time of first runs, which
-    compile the rest, capture and warm up; `operands`: where those of the last run come from, in words."""
+    compile the rest, capture and warm up; `operands`: where those of the last run come from, in words;
+    `apart`: runs of several processes."""
 
     repeats: int
     states: CardStates
@@ -215,6 +253,7 @@ class RealCard:
     compiling_s: float = 0.0
     first_runs_s: float = 0.0
     operands: str = operands_of(None)
+    apart: Apart = field(default_factory=lambda: Apart(card_instance))
     _case: _Case | None = field(default=None)
     _in_loops: Costs | None = field(default=None)
 
@@ -242,6 +281,7 @@ class RealCard:
             **({"prepared": self._prepared} if runs else {}),
             **({"captured": f"{self.captured} graphs in runs that count"} if self.captured else {}),
             **({"host": f"at its pace before and after {sum(self.at_pace)} of {runs} runs"} if runs else {}),
+            **({**self.apart.described, "mps": _mps()} if self.apart.described else {}),
         }
 
     @property
@@ -259,9 +299,13 @@ class RealCard:
         return {**self._in_loops, **traces[0].verbs} if traces else self._in_loops
 
     def start(self, setup: Setup) -> Run:
-        """Makes a run on the case's card, with its buffers reset."""
+        """Makes a run on the case's card, with its buffers reset; in processes of its own if its strategy
+        says so."""
         self.operands = operands_of(setup.model)
         title = setup.title or setup.case or "this case"
+        if setup.holds.get("processes"):
+            return self._start_apart(setup, title)
+        self.apart.close()
         case = self._case_of(setup, title)
 
         def begin(rehearsal: bool) -> CardRun:
@@ -283,8 +327,30 @@ class RealCard:
 
         return CountedRun(case, begin, title, ended, _rehearsal_of(setup))
 
+    def _start_apart(self, setup: Setup, title: str) -> Run:
+        """Makes a run of several processes; this one keeps on the card only their weights."""
+        model = setup.model
+        assert isinstance(model, ServedDecoder)
+
+        def weights() -> Weights:
+            self.release()
+            with _memory_of(title):
+                return self.states.weights_for_others(model)
+
+        run = self.apart.start(setup, weights)
+        self.started.setdefault(setup.case, []).append(run.trace)
+        return run
+
+    def answer(self, request: Request) -> list[int]:
+        """Returns the ids that a request of the last service was given, as long as others have not taken its
+        place."""
+        assert self._case is not None
+        found: list[int] = self._case.card.states[0].cache.answer(request)
+        return found
+
     def release(self) -> None:
         """Frees all that is on the card."""
+        self.apart.close()
         self._case = None
         self.states.forget()
         _collect()
@@ -307,6 +373,13 @@ class RealCard:
         return self._case
 
 
+def _mps() -> str:
+    """Returns whether CUDA's Multi-Process Service runs, in words."""
+    pipes = Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps"))
+    runs = (pipes / "control").exists()
+    return "runs: kernels of several processes at once" if runs else "does not run: processes take turns"
+
+
 def _rehearsal_of(setup: Setup) -> Callable[[Machine], Program] | None:
     """Returns a program that captures what a run needs which cannot be run twice: one that serves."""
     model, holds = setup.model, setup.holds
@@ -323,6 +396,9 @@ def _collect() -> None:
         torch.cuda.synchronize()
         clear: Any = torch._C._cuda_clearCublasWorkspaces
         clear()
+        # Weights that other processes shared, once these have let go of them.
+        cuda: Any = torch.cuda
+        cuda.ipc_collect()
         torch.cuda.empty_cache()
 
 

@@ -50,6 +50,7 @@ from simcore.validate.machines.buffers.cuda_served import (
 from simcore.validate.machines.buffers.decoder import Weights
 from simcore.validate.machines.buffers.long_convolution import Parameters, parameters
 from simcore.validate.machines.state import CardState, run_kernel, torch_dtype
+from simcore.validate.timing.allocator import memory_for_others
 from simcore.validate.timing.cuda_times import operands
 
 SEED = 0
@@ -115,10 +116,12 @@ def _refused(where: str) -> Iterator[None]:
 @dataclass
 class CardStates:
     """Makes the states of set-ups on a card whose L2 cache has `l2_bytes`; keeps the weights of the last
-    model, or its parameters, which cases of many batches, contexts and schedules share."""
+    model, or its parameters, which cases of many batches, contexts and schedules share. `given`: the weights
+    of the one model that it serves, if another process has made them."""
 
     l2_bytes: int
     device: torch.device | str = "cuda"
+    given: Weights | None = None
     _weights: tuple[Any, list[list[Weights]]] | None = field(default=None)
     _parameters: tuple[LongConvolution, Parameters] | None = field(default=None)
 
@@ -151,6 +154,13 @@ class CardStates:
             drawn = parameters(plain, SEED, torch_dtype(model.dtype)).to(self.device)
             self._parameters = plain, drawn
         return self._parameters[1]
+
+    def weights_for_others(self, model: ServedDecoder) -> Weights:
+        """Returns the weights of a model on one rank, in memory that other processes see."""
+        self.forget()
+        with memory_for_others():
+            ((found,),) = self._weights_of(model, 1, "for others")
+        return found
 
     def _weights_of(self, model: Decoder | ServedDecoder, sets: int, kind: str) -> list[list[Weights]]:
         """Returns at least `sets` sets of the weights of all ranks, with consecutive seeds. Keeps them until
@@ -185,7 +195,7 @@ class CardStates:
         if setup.mesh.get(TENSOR, 1) != prod(setup.mesh.values()):
             raise InputError("--on cuda: devices: one server runs on a card")
         with _refused("--on cuda: strategies"):
-            ((weights,),) = self._weights_of(model, 1, "decoder")
+            weights = self.given or self._weights_of(model, 1, "decoder")[0][0]
             tokens, most = min(holds["kv_tokens"], holds["room_tokens"]), holds["step_rows"]
             # Rehearsals run as many as are captured; some that have ended are still computed.
             running = max(rounded(most, WITH_PROMPTS), rounded(most, SEQUENCES))
