@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 import torch
 
-from simcore.assembly import assemble
+from simcore.assembly import Place, assemble
 from simcore.input.files import InputError
 from simcore.machine import laws
 from simcore.machine.machine import Overheads, Program
@@ -42,6 +42,7 @@ from simcore.workload.requests import END, REQUESTS, Batch, Journal, Request
 from tests.fake_card import FakeCudaApi
 from tests.test_answers import Alone, requests
 from tests.test_card_decoder import emulated, needs_card
+from tests.test_card_serving import scenario
 from tests.test_torch_decoder import CONFIGS, F32, F64, SEED
 from tests.thorough import slow
 
@@ -142,6 +143,8 @@ def test_each_request_is_answered_as_if_it_ran_alone_by_weights_that_are_there_o
             for r in wanted:
                 assert found.answers[r.id] == truth(alone, r), r.id
             assert not laws.violations(found.trace)
+            # By the clocks of the processes, and of this one.
+            assert found.trace.end_s < max(r.finish_s for r in wanted)
             assert {span.stream for span in found.trace.spans} <= {"instance 0", "instance 1"}
             assert sum(len(s.ops) > 0 for s in found.trace.spans) == sum(r.output_tokens for r in wanted)
             for head in heads:
@@ -151,6 +154,28 @@ def test_each_request_is_answered_as_if_it_ran_alone_by_weights_that_are_there_o
     assert pids[0] == pids[1]
     assert len(pids[0]) == PLACES
     assert nobody_left()
+
+
+@emulated
+@slow
+def test_a_scenario_runs_in_processes_and_captures_nothing_while_it_counts(tmp_path: Path) -> None:
+    """From the file to the figures, on a card that is none; streams and processes one after the other."""
+    strategy = {"kind": "concurrent_instances", "max_instances": 2, "processes": [True, False]}
+    apart = Apart(fake_card_instance)
+    real = RealCard(1, CardStates(1 << 20, "cpu"), api=FakeCudaApi, apart=apart)
+    place = Place("cuda", real.start, 1, described=lambda: real.described)
+    outcome = assemble(scenario(tmp_path, strategy), "t", place).study.run(lambda *_: None)
+    assert nobody_left()
+    latency = [row.value for row in outcome.rows if row.metric == "e2e_mean_s"]
+    assert len(latency) == 2
+    assert min(each or 0.0 for each in latency) > 0.0
+    assert not [line for line in outcome.warnings if "streams" in line]
+    said = real.described
+    assert said["processes"] == "2, one an instance, beside each other, with shared weights"
+    assert "processes take turns" in said["mps"]
+    assert "captured" not in said
+    assert [*said["of_each"]] == ["instance 0 of rank 0", "instance 1 of rank 0"]
+    assert all("captured" not in each for each in said["of_each"].values())
 
 
 @pytest.mark.gpu
@@ -202,6 +227,20 @@ def test_a_process_that_is_killed_is_named_at_once_and_none_is_left(small: Any) 
     assert nobody_left()
 
 
+@slow
+def test_a_process_that_ends_while_nothing_is_to_do_is_noticed_too(small: Any) -> None:
+    apart, model, wanted, weights = small
+    run: Run = apart.start(setup_of(model, wanted), weights)
+
+    def program(m: Any) -> Program:
+        os.kill(active_children()[0].pid or 0, signal.SIGKILL)
+        yield m.recv("nothing", timeout_s=1000.0)
+
+    with pytest.raises(WorkerError, match="was killed by SIGKILL"):
+        run.run(program)
+    assert nobody_left()
+
+
 def refuses(weights: Weights) -> CpuInstance:
     raise InputError("--on cuda: no memory")
 
@@ -232,9 +271,7 @@ def test_a_launch_that_more_than_its_stream_decides_about_is_refused(small: Any)
         m.launch(model.decode, stream="side", sizes=sizes, batch=lambda: Batch(decoding=[(wanted[0], 4)]))
         yield m.wait()
 
-    with pytest.raises(
-        ValueError, match="graph decode on side: streams in processes of their own take launches"
-    ):
+    with pytest.raises(ValueError, match="graph decode on side: streams in processes of their own take the"):
         run.run(program)
     assert nobody_left()
 

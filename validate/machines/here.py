@@ -172,7 +172,6 @@ class Real:
         if setup.holds.get("processes"):
             run = self.apart.start(setup, lambda: shared_weights(setup.model))
         else:
-            self.apart.close()
             run = TorchRun(
                 states(setup),
                 mesh=setup.mesh,

@@ -176,7 +176,7 @@ class HostSide:
             if due_s == inf:
                 return
             self.slept = True
-            time.sleep(max(0.0, due_s - self.now()))
+            self.device.rest(max(0.0, due_s - self.now()))
 
     @property
     def due_s(self) -> float:

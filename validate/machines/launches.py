@@ -1,5 +1,6 @@
 """Objects that the host and the device of a real machine share: launches, tickets, tasks and their waits."""
 
+import time
 from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -193,6 +194,10 @@ class Device(Protocol):
     def under_way(self) -> bool:
         """Whether the device still runs work that ends by itself."""
         return False
+
+    def rest(self, seconds: float) -> None:
+        """Waits so long at most, where nothing else can happen."""
+        time.sleep(seconds)
 
     def declare(self, flag: Flag, initial: int) -> None:
         """Declares a flag of this machine; the first declaration sets its value."""

@@ -100,7 +100,8 @@ class ProcessRun(Device):
         return self.trace
 
     def answer(self, request: Request) -> list[int]:
-        """Returns the ids that a request was given, as long as its instance has not begun another."""
+        """Returns the ids that a request was given, while the run goes on and its instance has not begun
+        another."""
         worker = next(each for each in self._pool.workers.values() if request.id in each.sent)
         worker.send(Ask(request.id))
         while not isinstance(said := worker.receive(), list):
@@ -131,10 +132,11 @@ class ProcessRun(Device):
         decides about."""
         worker = self._pool.workers.get((launch.rank, launch.stream))
         tied = launch.after or launch.signals or launch.when or launch.sets or launch.within or launch.watches
-        if worker is None or tied or launch.batch is None:
+        own = getattr(self._setup.model, launch.graph.name, None) is launch.graph
+        if worker is None or tied or launch.batch is None or not own:
             raise ValueError(
-                f"graph {launch.graph.name} on {launch.stream}: streams in processes of their own take"
-                " launches with a batch that wait for nothing; a strategy's `streams` names them"
+                f"graph {launch.graph.name} on {launch.stream}: streams in processes of their own take the"
+                " model's graphs, with a batch, that wait for nothing; a strategy's `streams` names them"
             )
         launch.ticket.worker, launch.ticket.number = worker, launch.id
         self._launches[launch.id] = launch
@@ -151,6 +153,10 @@ class ProcessRun(Device):
         if busy:
             self._take(max(0.0, min(self._host.due_s - self.now(), LOOK_S)))
         return busy
+
+    def rest(self, seconds: float) -> None:
+        """Waits; the end of a worker is noticed."""
+        self._take(seconds)
 
     def _take(self, timeout_s: float) -> bool:
         took = False

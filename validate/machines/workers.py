@@ -330,7 +330,7 @@ class Pool:
         found: dict[str, Any] = {}
         while len(found) < len(self.workers):
             found |= {worker.name: said for worker, said in self.said(None)}
-        return found
+        return {worker.name: found[worker.name] for worker in self.workers.values()}
 
     def said(self, timeout_s: float | None) -> Iterator[tuple[Worker, Any]]:
         """Yields what workers have said, after a wait of `timeout_s` at most (None: until one says
