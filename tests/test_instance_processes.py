@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing import active_children
@@ -37,6 +38,7 @@ from simcore.validate.machines.cuda.states import CardStates
 from simcore.validate.machines.here import CpuInstance
 from simcore.validate.machines.processes import Apart, ProcessRun
 from simcore.validate.machines.workers import Maker, WorkerError, _unpriced
+from simcore.validate.timing.allocator import memory_for_others
 from simcore.validate.timing.pace import Pace
 from simcore.workload.requests import END, REQUESTS, Batch, Journal, Request
 from tests.fake_card import FakeCudaApi
@@ -129,7 +131,8 @@ def test_each_request_is_answered_as_if_it_ran_alone_by_weights_that_are_there_o
     it."""
     formats, device = F64 if kind == "cpu" else F32, "cuda" if kind == "cuda" else "cpu"
     model, alone = ServedDecoder(CONFIG, dtypes=formats), Alone(CONFIG)
-    (weights,) = (each.to(device) for each in shards(CONFIG, formats, 1, model.style, SEED))
+    with memory_for_others() if device == "cuda" else nullcontext():
+        weights = shards(CONFIG, formats, 1, model.style, SEED)[0].to(device)
     apart, heads = Apart(MAKERS[kind]), (weights.outside["lm_head"], alone.weights.outside["lm_head"])
     pids: list[set[int | None]] = []
     try:

@@ -335,7 +335,10 @@ class RealCard:
         def weights() -> Weights:
             self.release()
             with _memory_of(title):
-                return self.states.weights_for_others(model)
+                found = self.states.weights_for_others(model)
+            # Frees the memory in which they were drawn.
+            _collect()
+            return found
 
         run = self.apart.start(setup, weights)
         self.started.setdefault(setup.case, []).append(run.trace)
