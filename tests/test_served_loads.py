@@ -91,10 +91,25 @@ def test_a_file_without_rows_is_told(tmp_path: Path) -> None:
 
 @slow
 def test_recorded_loads_are_predicted() -> None:
-    """Fourteen loads on an H200 keep the bars; three of an earlier engine are just over that of 12 %."""
-    assert ran().exit_code == 0
+    """Twelve loads on an H200: the bars of the median and of durations are kept, that of the worst latency by
+    dynamic batching and by continuous batching but at 38 requests/s, where the queue begins to grow. Missed
+    is the TTFT of temporal fusion: prompts beside decoding take longer than the law of contention says."""
+    assert ran().exit_code == 1
     found = list(predicted(read_latencies(served_loads.MEASURED), "local"))
-    assert len(found) == 14 * 13
-    assert figures(found)["median"] < 2.5
+    assert len(found) == 12 * 13
+    every = figures(found)
+    assert every["median"] < 2.5
+    assert every["duration"] < 2.0
+    missed = [one.latency for one in found if abs(one.pct) >= served_loads.WORST_PCT]
+    assert {one.rate_per_s for one in missed if "temporal_fusion" not in one.set} == {38.0}
+    assert {one.metric for one in missed if "temporal_fusion" in one.set} == {"ttft_p50_s"}
+    assert every["worst"] < 20.0
+
+
+@slow
+def test_loads_of_earlier_engines_are_predicted_about() -> None:
+    """Their schedule ran uncompiled, and their steps were padded further."""
     earlier = served_loads.MEASURED.with_name("h200_serving_loads_earlier.csv")
-    assert figures(list(predicted(read_latencies(earlier), "local")))["worst"] < 14.0
+    found = figures(list(predicted(read_latencies(earlier), "local")))
+    assert found["median"] < 5.0
+    assert found["duration"] < 3.0
