@@ -145,7 +145,7 @@ def _with_paths(document: dict[str, Any], folder: Path) -> dict[str, Any]:
         ]
     strategies = document.get("strategies")
     if isinstance(strategies, list):
-        found["strategies"] = [_with_kind(strategy, (folder, Path())) for strategy in strategies]
+        found["strategies"] = [_of_strategy(strategy, folder) for strategy in strategies]
     return {**document, **found}
 
 
@@ -164,11 +164,17 @@ def _with_inner_paths(given: Any, folder: Path) -> Any:
     return {key: _with_path(value, folder) for key, value in given.items()}
 
 
-def _with_kind(strategy: Any, folders: Sequence[Path]) -> Any:
-    """Returns a strategy; if its kind is a user's class, with the folder of the module in it."""
-    if not isinstance(strategy, dict) or "kind" not in strategy:
+def _of_strategy(strategy: Any, folder: Path) -> Any:
+    """Returns a strategy with the path of its engine absolute; if its kind is a user's class, with the folder
+    of the module in it."""
+    if not isinstance(strategy, dict):
         return strategy
-    return {**strategy, "kind": located(strategy["kind"], folders)}
+    found = {}
+    if "kind" in strategy:
+        found["kind"] = located(strategy["kind"], (folder, Path()))
+    if "engine" in strategy:
+        found["engine"] = _absolute(strategy["engine"], folder, ".yaml")
+    return {**strategy, **found}
 
 
 def _with_path(value: Any, folder: Path) -> Any:

@@ -171,8 +171,9 @@ def test_defaults_are_written_out_and_the_result_is_a_scenario_again() -> None:
     assert written["contention"] == {"kind": "shared_memory", "reuse_s": 0.0}
     assert written["slo"] == {"ttft_s": 0.5, "tpot_s": 0.03, "e2e_s": None}
     assert written["overheads"] == HostOverheads().model_dump()
+    no_host = {"step_s": 0.0, "sequence_s": 0.0, "request_s": 0.0, "prompt_token_s": 0.0}
     assert written["strategies"][1] == {
-        "kind": "dynamic_batching", "window_s": [0.5], "max_batch": [32], "ranks": [1],
+        "kind": "dynamic_batching", "window_s": [0.5], "max_batch": [32], "ranks": [1], "host": no_host,
     }  # fmt: skip
     assert written["strategies"][3] == {
         "kind": "continuous_batching",
@@ -197,6 +198,7 @@ def test_defaults_are_written_out_and_the_result_is_a_scenario_again() -> None:
             "splits_embedding": False,
         },
         "ranks": [1, 2],
+        "host": no_host,
     }
     assert written["memory_share"] is None
     assert parse_scenario(yaml.safe_load(yaml.safe_dump(written)), "again") == scenario
@@ -285,7 +287,7 @@ def test_variants_are_the_product_of_a_strategy_s_lists() -> None:
     assert [(v.slots, v.shuffle) for v in fusion] == [  # type: ignore[union-attr]
         ([16], [True]), ([16], [False]), ([32], [True]), ([32], [False]),
     ]  # fmt: skip
-    assert [v.model_dump() for v in batching] == [
+    assert [v.model_dump(exclude={"host"}) for v in batching] == [
         {"kind": "dynamic_batching", "window_s": [0.5], "max_batch": [32], "ranks": [1]}
     ]
     assert len(list(instances)) == 1

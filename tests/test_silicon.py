@@ -16,8 +16,8 @@ import typer
 from typer.testing import CliRunner
 
 from simcore.input.files import InputError
-from simcore.ops import op as ops
-from simcore.ops.op import DTYPE_BYTES, Op, Price
+from simcore.ops.op import DTYPE_BYTES
+from simcore.studies.serving.host_time import NO_HOST_TIME, HostTime
 from simcore.studies.serving.study import cases
 from simcore.validate.engines import compare as silicon
 from simcore.validate.engines import predict as prediction
@@ -30,7 +30,6 @@ from simcore.validate.engines.predict import (
     predict,
     predict_all,
     scenario_of,
-    with_host,
 )
 from simcore.validate.engines.rows import (
     COLUMNS,
@@ -85,7 +84,7 @@ def table(tmp_path: Path, host_s: float = 0.0) -> tuple[Path, list[Row]]:
     rows = [line(i, *what) for i, what in enumerate(wanted)]
     read, _ = read_rows(written(tmp_path / "raw.csv", *rows))
     for cells, one in zip(rows, read, strict=True):
-        found, _ = predict(one, "none", host_s)
+        found, _ = predict(one, "none", HostTime(sequence_s=host_s))
         cells |= {"silicon_ttft_ms": f"{1e3 * found.ttft_s!r}", "silicon_tpot_ms": f"{1e3 * found.tpot_s!r}"}
     path = written(tmp_path / "table.csv", *rows)
     return path, read_rows(path)[0]
@@ -311,7 +310,7 @@ def test_a_prediction_is_of_the_first_replica_s_requests_after_the_warm_up(tmp_p
     """12 requests a client of which 2 warm up, with answers that are all as long; and with lengths drawn."""
     for kind, warm_up in ((PLAIN_8B, 2), (MAX_70B, 0)):
         one = row(kind, 2, 1 if warm_up else 2, tmp_path)
-        found, bench = predict(one, "none", 0.0)
+        found, bench = predict(one, "none", NO_HOST_TIME)
         served = bench.run(next(cases(bench)), 0).served
         # Nothing of a datasheet is extrapolated.
         assert found.extrapolated == 0.0
@@ -323,28 +322,16 @@ def test_a_prediction_is_of_the_first_replica_s_requests_after_the_warm_up(tmp_p
 
 def test_an_answer_of_one_token_has_no_time_between_tokens(tmp_path: Path) -> None:
     """Answers of one and of two tokens: those of two alone tell it, a step of at least 7 ms each."""
-    found, _ = predict(row({**MAX_70B, "osl": "2"}, 2, 2, tmp_path), "none", 0.0)
+    found, _ = predict(row({**MAX_70B, "osl": "2"}, 2, 2, tmp_path), "none", NO_HOST_TIME)
     assert 0.007 < found.tpot_s < 0.1
 
 
 def test_an_engine_s_constant_is_part_of_every_step(tmp_path: Path) -> None:
     one = row(MAX_70B, 1, 2, tmp_path)
-    without, ours = (predict(one, "none", host_s)[0] for host_s in (0.0, 0.005))
+    without, ours = (predict(one, "none", HostTime(sequence_s=host_s))[0] for host_s in (0.0, 0.005))
     # One client: every token of its answer is a step, and its prompt is one.
     assert ours.tpot_s - without.tpot_s == pytest.approx(0.005, rel=1e-6)
     assert ours.ttft_s - without.ttft_s == pytest.approx(0.005, rel=1e-6)
-
-
-def test_an_engine_s_constant_is_of_each_sequence_and_of_sampling_alone() -> None:
-    def price(op: Op) -> Price:
-        return Price(2.0, 1.0, 3.0, "roofline", op.kind)
-
-    priced = with_host(price, 0.25)
-    for tokens in (1, 4):
-        found = priced(ops.sample(tokens=tokens, vocab=8, dtype="bf16"))
-        assert (found.seconds, found.low_s, found.high_s) == tuple(s + 0.25 * tokens for s in (2.0, 1.0, 3.0))
-    other = ops.norm("norm", tokens=4, hidden=8, dtype="bf16")
-    assert priced(other) == price(other)
 
 
 @pytest.mark.parametrize(("jobs", "cores", "processes"), [
@@ -362,19 +349,20 @@ def test_rows_are_predicted_by_as_many_processes_as_are_asked_for(
 
     monkeypatch.setattr(prediction, "ProcessPoolExecutor", pool)
     monkeypatch.setattr("os.cpu_count", lambda: cores)
-    monkeypatch.setattr(prediction, "_predict_group", lambda profile, tasks: [host_s for _, host_s in tasks])
+    monkeypatch.setattr(prediction, "_predict_group", lambda profile, tasks: [host for _, host in tasks])
     wide, narrow = (row(MAX_70B, 4, ranks, tmp_path) for ranks in (8, 2))
-    tasks = [(wide, 0.5), (narrow, 0.25), (narrow, 0.125), (wide, 1.0)]
+    hosts = [HostTime(step_s=seconds) for seconds in (0.5, 0.25, 0.125, 1.0)]
+    tasks = list(zip((wide, narrow, narrow, wide), hosts, strict=True))
     found: list[Any] = [*predict_all(tasks, "none", jobs)]
-    assert found == [0.5, 0.25, 0.125, 1.0]
+    assert found == hosts
     assert started == ([processes] if processes > 1 else [])
 
 
 @slow
 def test_rows_together_are_predicted_as_one_by_one(tmp_path: Path) -> None:
     _, rows = table(tmp_path)
-    tasks = [(one, host_s) for one in rows for host_s in (0.0, 2e-5)]
-    alone = [predict(one, "none", host_s)[0] for one, host_s in tasks]
+    tasks = [(one, HostTime(sequence_s=seconds)) for one in rows for seconds in (0.0, 2e-5)]
+    alone = [predict(one, "none", host)[0] for one, host in tasks]
     assert predict_all(tasks, "none", 1) == alone
     assert predict_all(tasks, "none", 2) == alone
 
@@ -654,6 +642,6 @@ def test_the_real_table_is_read_whole() -> None:
     assert silicon.BARS["tpot_median"] < silicon.OTHERS["tpot_median"]
     # All of them fit: a handful, of each series one, is predicted.
     firsts = {one.series.name: one for one in sorted(rows, key=lambda one: one.clients, reverse=True)}
-    for ours in predict_all([(one, 0.0) for one in firsts.values()], "none", 1):
+    for ours in predict_all([(one, NO_HOST_TIME) for one in firsts.values()], "none", 1):
         assert 0.0 < ours.tpot_s < 1.0
         assert 0.0 < ours.ttft_s < 60.0

@@ -7,6 +7,7 @@ from statistics import median
 
 import pytest
 
+from simcore.studies.serving.host_time import HostTime
 from simcore.validate.engines import compare as silicon
 from simcore.validate.engines.compare import Compared, figures, missed
 from simcore.validate.engines.predict import Predicted, fitted
@@ -74,8 +75,8 @@ def test_an_engine_s_constant_is_found_wherever_it_lies(
     def step_s(clients: int, host: float) -> float:
         return 0.01 + clients * host
 
-    def predicted(tasks: Sequence[tuple[Row, float]], *_: object) -> list[Predicted]:
-        return [Predicted(1.0, step_s(one.clients, host), 0.0, 0.0, 0) for one, host in tasks]
+    def predicted(tasks: Sequence[tuple[Row, HostTime]], *_: object) -> list[Predicted]:
+        return [Predicted(1.0, step_s(one.clients, host.sequence_s), 0.0, 0.0, 0) for one, host in tasks]
 
     monkeypatch.setattr("simcore.validate.engines.predict.predict_all", predicted)
     rows = [row(MAX_70B, clients, 2, tmp_path) for clients in (4, 32)]
@@ -96,8 +97,8 @@ def test_at_these_constants_times_are_predicted_not_interpolated(
     def step_s(host: float) -> float:
         return 0.01 * (1.0 + host / 1e-6) ** 2
 
-    def predicted(tasks: Sequence[tuple[Row, float]], *_: object) -> list[Predicted]:
-        return [Predicted(1.0, step_s(host), 0.0, 0.0, 0) for _, host in tasks]
+    def predicted(tasks: Sequence[tuple[Row, HostTime]], *_: object) -> list[Predicted]:
+        return [Predicted(1.0, step_s(host.sequence_s), 0.0, 0.0, 0) for _, host in tasks]
 
     monkeypatch.setattr("simcore.validate.engines.predict.predict_all", predicted)
     one = replace(row(MAX_70B, 4, 2, tmp_path), tpot_s=step_s(host_s))

@@ -37,7 +37,8 @@ PROMPT_PAIRS = Size("prompt_pairs")
 class ServedDecoder:
     """One rank's share of a decoder, for any batch; its graphs are made once.
 
-    `whole`: an iteration is one op, and so is a prompt, for devices on which only these were timed. Its
+    `whole`: an iteration is one op, and so is a prompt, for devices on which only these were timed. `host`:
+    what the host of a serving engine adds to each step, as ops that no kernel runs. Its
     graphs raise ModelError if the model cannot be sharded over `ranks`.
     """
 
@@ -46,26 +47,27 @@ class ServedDecoder:
     dtypes: Dtypes = field(default_factory=Dtypes)
     style: Style = "all_reduce"
     whole: bool = False
+    host: tuple[Op, ...] = ()
 
     @cached_property
     def decode(self) -> Graph:
         """A token for each sequence. Sizes: tokens, rows, sequences (all equal), kv_tokens."""
         if self.whole:
-            return Graph("decode", (self._iteration(),))
+            return Graph("decode", (self._iteration(), *self.host))
         return self._step("decode", (self._decode_attention(),))
 
     @cached_property
     def prefill(self) -> Graph:
         """Prompt tokens alone. Sizes: tokens, rows, prompt_tokens, prompt_kv, prompt_pairs."""
         if self.whole:
-            return Graph("prefill", (self._pre_processing(),))
+            return Graph("prefill", (self._pre_processing(), *self.host))
         return self._step("prefill", (self._prefill_attention(),))
 
     @cached_property
     def mixed(self) -> Graph:
         """Prompt tokens and a token for each sequence in one step. Sizes: all."""
         if self.whole:
-            return Graph("mixed", (self._pre_processing(), self._iteration()))
+            return Graph("mixed", (self._pre_processing(), self._iteration(), *self.host))
         return self._step("mixed", (self._prefill_attention(), self._decode_attention()))
 
     @cached_property
@@ -130,7 +132,8 @@ class ServedDecoder:
 
     def _step(self, name: str, attention: tuple[Op, ...]) -> Graph:
         layer = (*self._body.before.ops, *attention, *self._body.after.ops)
-        return Graph(name, (*self._body.embed.ops, *(layer * self.config.layers), *self._tail.head.ops))
+        layers = layer * self.config.layers
+        return Graph(name, (*self._body.embed.ops, *layers, *self._tail.head.ops, *self.host))
 
     @property
     def _heads(self) -> dict[str, int]:

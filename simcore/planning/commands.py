@@ -24,7 +24,7 @@ from simcore.assembly import model_path
 from simcore.input.files import STRICT, read_json, read_yaml, validated
 from simcore.models.number_formats import number_formats
 from simcore.planning.points import Point
-from simcore.studies.serving.engines.presets import load_engine
+from simcore.studies.serving.engines.presets import load_engine, preset_of
 from simcore.studies.serving.strategies import ContinuousBatching
 
 FILE = Path(__file__).resolve().parent / "engines_flags.yaml"
@@ -115,7 +115,7 @@ def how_to_run(point: Point) -> dict[str, Any]:
         way = strategy.kind.replace("_", " ")
         why = f"no command: {', '.join(_titles())} run continuous batching, and this is {way}"
         return {**shape, "why_not": why, "commands": []}
-    names = [strategy.engine] if strategy.engine else [load_engine(name).name for name in SHOWN]
+    names = [preset_of(strategy.engine)] if strategy.engine else [load_engine(name).name for name in SHOWN]
     found = [_command(name, point, strategy) for name in names]
     if servers > 1:
         devices = "a device of its own" if ranks == 1 else f"{ranks} devices of its own"

@@ -27,6 +27,7 @@ import typer
 from simcore.devices.in_use import prices_of
 from simcore.devices.profile import NO_PROFILE, profile_names
 from simcore.input.files import InputError, unknown_name
+from simcore.studies.serving.host_time import HostTime
 from simcore.validate.calibration.records import NAME
 from simcore.validate.engines.predict import HOST_S, Predicted, drawn, fitted, least, predict_all
 from simcore.validate.engines.rows import FITTED, Row, impossible, inconsistent, read_rows
@@ -72,7 +73,7 @@ def compared(
     known = {row.id for mine in chosen.values() for row in mine}
     # A series without a row of a fitted model has no constant.
     own_s = {row.id: host_s.get(row.series.name, 0.0) for row in rows}
-    found = predict_all([(row, own_s[row.id]) for row in rows], profile, jobs)
+    found = predict_all([(row, HostTime(sequence_s=own_s[row.id])) for row in rows], profile, jobs)
     every = [
         Compared(row, ours, _cannot_be(row, floor), "", row.id in known)
         for row, ours, floor in zip(rows, found, least(rows, jobs), strict=True)

@@ -27,10 +27,11 @@ from numpy.typing import NDArray
 from simcore.assembly import assemble
 from simcore.devices.profile import NO_PROFILE
 from simcore.machine.machine import Overheads
-from simcore.ops.op import Op, Price, Pricer
+from simcore.ops.op import Op, Price
 from simcore.scenario import parse_scenario
 from simcore.studies.hardware import Hardware
 from simcore.studies.one_device import DeviceStudy
+from simcore.studies.serving.host_time import NO_HOST_TIME, HostTime
 from simcore.studies.serving.runner import Bench, price_shares
 from simcore.studies.serving.scenario import ServingScenario
 from simcore.studies.serving.study import cases
@@ -65,7 +66,7 @@ class Predicted:
         return self.ttft_s + (row.osl - 1) * self.tpot_s
 
 
-def scenario_of(row: Row, profile: str) -> ServingScenario:
+def scenario_of(row: Row, profile: str, host: HostTime = NO_HOST_TIME) -> ServingScenario:
     """Returns the row as a scenario with a profile of its card: the default profile, another, or none."""
     known, weights = row.series, row.weights
     budget = known.by_lengths.get(row.lengths, known.token_budget)
@@ -77,6 +78,7 @@ def scenario_of(row: Row, profile: str) -> ServingScenario:
         "ahead": known.ahead,
         "prefix_caching": known.distinct_prompts is not None,
         "ranks": row.ranks,
+        "host": host.model_dump(),
     }
     wait = known.wait
     if wait is not None and wait.lengths == row.lengths and row.ranks < wait.below_ranks:
@@ -121,32 +123,13 @@ def _at_datasheet(hardware: Hardware) -> Hardware:
     return replace(hardware, price=lambda ranks, latency_s, free: price, overheads=Overheads(), kept=None)
 
 
-def with_host(price: Pricer, host_s: float) -> Pricer:
-    """Returns prices with `host_s` more for each sequence of a step, added to the step's sampling op."""
-
-    def priced(op: Op) -> Price:
-        found = price(op)
-        if op.kind != "sample":
-            return found
-        own_s = host_s * op["tokens"]
-        return replace(found.longer(own_s), detail=f"{found.detail}; {own_s:.3g} s of the engine's host")
-
-    return priced
-
-
-def predict(row: Row, profile: str, host_s: float, like: Bench | None = None) -> tuple[Predicted, Bench]:
+def predict(row: Row, profile: str, host: HostTime, like: Bench | None = None) -> tuple[Predicted, Bench]:
     """Returns the simulator's figures of a row, and its bench. `like`: the bench of a row with the same
-    `_place` and host_s, whose graphs and prices are reused."""
-    study = assemble(scenario_of(row, profile), row.id).study
+    `_place`, whose graphs and prices are reused."""
+    study = assemble(scenario_of(row, profile, host), row.id).study
     assert isinstance(study, DeviceStudy)
     known = study.bench.hardware if profile != FLOOR else _at_datasheet(study.bench.hardware)
-    plain = known.price
-    priced = replace(
-        known,
-        price=lambda ranks, latency_s, free: with_host(plain(ranks, latency_s, free), host_s),
-        kept=None,
-    )
-    bench = replace(study.bench, hardware=priced)
+    bench = replace(study.bench, hardware=replace(known, kept=None))
     if like is not None:
         bench = replace(bench, models=like.models, prices=like.prices)
     found = bench.run(next(cases(bench)), 0)
@@ -167,11 +150,11 @@ def predict(row: Row, profile: str, host_s: float, like: Bench | None = None) ->
 # -- many rows ---------------------------------------------------------------------------------------------
 
 
-Task = tuple[Row, float]
+Task = tuple[Row, HostTime]
 
 
 def predict_all(tasks: Sequence[Task], profile: str, jobs: int | None = None) -> list[Predicted]:
-    """Predicts rows, each with a host_s; `jobs`: number of processes, default the number of cores."""
+    """Predicts rows, each with a host; `jobs`: number of processes, default the number of cores."""
     groups: dict[tuple[object, ...], list[int]] = {}
     for i, (row, _) in enumerate(tasks):
         groups.setdefault(_place(row), []).append(i)
@@ -192,15 +175,15 @@ def predict_all(tasks: Sequence[Task], profile: str, jobs: int | None = None) ->
 
 
 def _place(row: Row) -> tuple[object, ...]:
-    """Returns the fields that determine graphs and prices, besides host_s."""
+    """Returns the fields that determine prices."""
     return (row.card, row.model, row.ranks, row.weights, row.series.kv_dtype)
 
 
 def _predict_group(profile: str, tasks: Sequence[Task]) -> list[Predicted]:
-    known: dict[float, Bench] = {}
+    known: Bench | None = None
     found = []
-    for row, host_s in tasks:
-        figures, known[host_s] = predict(row, profile, host_s, known.get(host_s))
+    for row, host in tasks:
+        figures, known = predict(row, profile, host, known)
         found.append(figures)
     return found
 
@@ -208,7 +191,7 @@ def _predict_group(profile: str, tasks: Sequence[Task]) -> list[Predicted]:
 def least(rows: Sequence[Row], jobs: int | None = None) -> list[Predicted]:
     """Returns all rows' figures with ops at the datasheet's rates, no time between them, no prefix cached."""
     plain = [replace(row, series=replace(cast(Any, row.series), distinct_prompts=None)) for row in rows]
-    return predict_all([(row, 0.0) for row in plain], FLOOR, jobs)
+    return predict_all([(row, NO_HOST_TIME) for row in plain], FLOOR, jobs)
 
 
 def drawn(rows: Sequence[Row], seed: int) -> dict[str, list[Row]]:
@@ -226,7 +209,7 @@ def drawn(rows: Sequence[Row], seed: int) -> dict[str, list[Row]]:
 def fitted(chosen: Mapping[str, Sequence[Row]], profile: str, jobs: int | None = None) -> dict[str, float]:
     """Fits host_s of each series to these rows."""
     rows = [row for mine in chosen.values() for row in mine]
-    tasks = [(row, host_s) for row in rows for host_s in HOST_S]
+    tasks = [(row, HostTime(sequence_s=seconds)) for row in rows for seconds in HOST_S]
     found = iter(predict_all(tasks, profile, jobs))
     ratios = {row.id: np.array([next(found).tpot_s / row.tpot_s for _ in HOST_S]) for row in rows}
     tried = np.linspace(HOST_S[0], HOST_S[-1], STEPS)

@@ -26,7 +26,7 @@ from typing import Protocol
 
 from simcore.schedules.prefix_cache import identities
 from simcore.sim.garbage import no_collections
-from simcore.sim.runs import Run
+from simcore.studies.serving.host_time import Feeder
 from simcore.workload.drawn import Drawn
 from simcore.workload.drawn import requests as drawn_requests
 from simcore.workload.requests import END, REQUESTS, Journal, Request
@@ -155,7 +155,9 @@ def router(routing: str, ranks: Sequence[int], kv_tokens: Sequence[int]) -> Rout
     return Router(ranks, choice(routing, kv_tokens), [0] * len(ranks))
 
 
-def offer(simulation: Run, workload: Workload, drawn: Drawn, to: Sender, journal: Journal) -> list[Request]:
+def offer(
+    simulation: Feeder, workload: Workload, drawn: Drawn, to: Sender, journal: Journal
+) -> list[Request]:
     """Sends the requests, and after them the end. Returns a list that holds all requests after the run."""
     if isinstance(workload.arrivals, ClosedLoop):
         return _closed_loop(simulation, workload.arrivals, drawn, to, journal)
@@ -177,7 +179,7 @@ def offer(simulation: Run, workload: Workload, drawn: Drawn, to: Sender, journal
 
 
 def _closed_loop(
-    simulation: Run, loop: ClosedLoop, drawn: Drawn, to: Sender, journal: Journal
+    simulation: Feeder, loop: ClosedLoop, drawn: Drawn, to: Sender, journal: Journal
 ) -> list[Request]:
     """Sends requests of clients; each sends its next request `think_s` after its last answer."""
     source, total = drawn_requests(drawn), len(drawn.prompt_tokens)
@@ -202,7 +204,7 @@ def _closed_loop(
 
 
 def _sessions(
-    simulation: Run,
+    simulation: Feeder,
     opens: Sequence[bool],
     think_s: float,
     requests: list[Request],

@@ -17,7 +17,7 @@ from simcore.machine.machine import Machine, Program
 from simcore.machine.trace import Trace
 from simcore.models.decoder import TENSOR
 from simcore.models.decoder_config import DecoderConfig
-from simcore.models.served_decoder import ServedDecoder
+from simcore.models.served_decoder import ROWS, ServedDecoder
 from simcore.ops.op import Pricer, SourceKind
 from simcore.sim import contention
 from simcore.sim.garbage import no_collections
@@ -30,12 +30,19 @@ from simcore.studies.own import OwnError, blamed
 from simcore.studies.serving import laws as serving_laws
 from simcore.studies.serving.autoscaling import Fleet, Rule
 from simcore.studies.serving.figures import Figure, over_replicas
+from simcore.studies.serving.host_time import NO_HOST_TIME, Feeder, FrontEnds, HostTime
 from simcore.studies.serving.kv_memory import Room, ServerMemory
 from simcore.studies.serving.offer import choice, offer, router
 from simcore.studies.serving.scaler import Scaler
 from simcore.studies.serving.scenario import Point, ServingScenario, SharedMemory, Throughput
 from simcore.studies.serving.served import Bools, Occupancy, Served, Steps, served
-from simcore.studies.serving.strategies import ServingStrategy, processes, prompts_apart, streams
+from simcore.studies.serving.strategies import (
+    ServingStrategy,
+    host_of,
+    processes,
+    prompts_apart,
+    streams,
+)
 from simcore.studies.serving.window import Window
 from simcore.workload import arrivals
 from simcore.workload.drawn import Drawn, Tenants
@@ -171,7 +178,7 @@ class Bench:
     config: DecoderConfig
     hardware: Hardware
     fleet: tuple[Group, ...] = ()
-    models: dict[int, ServedDecoder] = field(default_factory=dict)
+    models: dict[tuple[int, HostTime], ServedDecoder] = field(default_factory=dict)
     prices: dict[tuple[int, End], tuple[Pricer, GraphPricer]] = field(default_factory=dict)
     groups: dict[int, PricedGroups] = field(default_factory=dict)
 
@@ -194,14 +201,15 @@ class Bench:
         fleet = tuple(replace(one, bench=one.bench.of(_alone(scenario, one))) for one in self.fleet)
         return replace(self, scenario=scenario, fleet=fleet)
 
-    def model(self, ranks: int) -> ServedDecoder:
-        """Returns the sharded model. Raises ModelError if it cannot be sharded so."""
-        if ranks not in self.models:
+    def model(self, ranks: int, host: HostTime = NO_HOST_TIME) -> ServedDecoder:
+        """Returns the sharded model, in whose steps an engine's host takes time. Raises ModelError if it
+        cannot be sharded so."""
+        if (ranks, host) not in self.models:
             hardware = self.hardware
-            self.models[ranks] = ServedDecoder(
-                self.config, ranks, hardware.dtypes, hardware.style(ranks), hardware.whole
+            self.models[ranks, host] = ServedDecoder(
+                self.config, ranks, hardware.dtypes, hardware.style(ranks), hardware.whole, host.ops(ROWS)
             )
-        return self.models[ranks]
+        return self.models[ranks, host]
 
     def price(self, ranks: int, end: End) -> tuple[Pricer, GraphPricer]:
         """Returns the prices as they are, or at the `low` or `high` end of their intervals, and the pricer of
@@ -272,7 +280,8 @@ class Bench:
 
     def program(self, case: Case, room: Room, m: Machine, journal: Journal) -> Program:
         """Returns the schedule of a case on one machine."""
-        return case.strategy.program(m, self.model(case.ranks), journal, room)
+        model = self.model(case.ranks, host_of(case.strategy))
+        return case.strategy.program(m, model, journal, room)
 
     def room(self, case: Case, drawn: Drawn) -> Room:
         """Returns a server's room for KV. Raises InputError if it is too small for one request."""
@@ -402,12 +411,15 @@ def prepared(bench: Bench, case: Case, replica: int, end: End = "value", most: i
     simulation = bench.hardware.start(setup)
     ranks = [rank for group in groups for rank in group.ranks]
     kv_tokens = [group.room.kv_tokens for group in groups for _ in group.ranks]
+    hosts = {rank: host_of(group.case.strategy) for group in groups for rank in group.ranks}
+    fronted = any(host.in_front for host in hosts.values())
+    feeder = FrontEnds(simulation, hosts) if fronted else simulation
     scaler = None
     if case.scaling is not None:
-        scaler = Scaler(simulation, case.scaling, ranks, choice(bench.scenario.routing, kv_tokens))
+        scaler = Scaler(feeder, case.scaling, ranks, choice(bench.scenario.routing, kv_tokens))
     to = scaler or router(bench.scenario.routing, ranks, kv_tokens)
-    requests = offer(simulation, case.point.workload, drawn, to, journal)
-    occupancy = _counted(simulation, journal)
+    requests = offer(feeder, case.point.workload, drawn, to, journal)
+    occupancy = _counted(simulation, feeder, journal)
     opens = None if drawn.turns is None else drawn.turns.opens
     left, tenants = drawn.left_out, drawn.tenants
     return Prepared(
@@ -457,9 +469,11 @@ def _title(axes: ServingAxes) -> str:
     return f"{axes.label}, {load}, {axes.requests:,} requests"
 
 
-def _counted(simulation: Run, journal: Journal) -> Occupancy:
+def _counted(simulation: Run, feeder: Feeder, journal: Journal) -> Occupancy:
     """Records the times at which requests enter the machine and are answered."""
     occupancy, listener = Occupancy(simulation.fed_s), journal.answered
+    if isinstance(feeder, FrontEnds):
+        occupancy.entered_s = feeder.entered_s
     went = occupancy.went_s.append
 
     def answered(request: Request, at_s: float) -> None:

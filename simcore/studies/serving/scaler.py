@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from math import floor, inf
 
 from simcore.machine.machine import Machine, Program
-from simcore.sim.runs import Run
 from simcore.studies.serving.autoscaling import Fleet, Rule, Stint
+from simcore.studies.serving.host_time import Feeder
 from simcore.studies.serving.offer import Choice, PrefixAware
 from simcore.workload.requests import END, REQUESTS, Request
 
@@ -43,7 +43,7 @@ class Scaler:
     """Chooses the rank of a request among the servers that are ready; a `Sender`. `shown`: open
     requests of each server, `AWAY` of one that takes none."""
 
-    simulation: Run
+    simulation: Feeder
     rule: Rule
     ranks: Sequence[int]
     choose: Choice

@@ -27,20 +27,21 @@ Steps = Mapping[str, Floats]
 @dataclass(slots=True)
 class Occupancy:
     """Times at which the machine let requests in and out: they test Little's law independently of the times
-    in the requests."""
+    in the requests. `entered_s`: when each left a front end; the machine lets it in there once more."""
 
     came_s: list[float] = field(default_factory=list)
     went_s: list[float] = field(default_factory=list)
+    entered_s: list[float] = field(default_factory=list)
 
     @property
     def number(self) -> int:
         """Requests left in the system at the end."""
-        return len(self.came_s) - len(self.went_s)
+        return len(self.came_s) - len(self.entered_s) - len(self.went_s)
 
     @property
     def area_s(self) -> float:
         """Area under the number of requests over time, once all have gone."""
-        return math.fsum(self.went_s) - math.fsum(self.came_s)
+        return math.fsum(self.went_s) + math.fsum(self.entered_s) - math.fsum(self.came_s)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

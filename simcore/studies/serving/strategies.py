@@ -5,6 +5,7 @@ A strategy is a class of fields that satisfies `ServingStrategy`: one in `Servin
 """
 
 from collections.abc import Sequence
+from pathlib import PurePath
 from typing import Annotated, Any, ClassVar, Literal, Protocol
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
@@ -18,11 +19,13 @@ from simcore.schedules.dynamic_batching import dynamic_batching
 from simcore.schedules.iteration_batching import iteration_batching
 from simcore.schedules.temporal_fusion import temporal_fusion
 from simcore.studies.fields import SeveralRanks
+from simcore.studies.serving.host_time import NO_HOST_TIME, HostTime
 from simcore.studies.serving.kv_memory import KvMemory, Room, ServerMemory
 from simcore.workload.requests import Journal
 
 Places = Annotated[int, Field(ge=1, le=65_536)]
 MaxBatch = Annotated[Many[Places], Field(description="requests in a batch at most")]
+EngineHost = Annotated[HostTime, Field(description="host time of the engine and its front end")]
 ORDERS = {"fcfs": fcfs, "shortest_first": shortest_first}
 
 
@@ -67,6 +70,7 @@ class TemporalFusion(Strict):
         " (Flover: a stream for each request)",
     )
     ranks: SeveralRanks = [1]
+    host: EngineHost = NO_HOST_TIME
     in_turn: ClassVar[bool] = True
     prompts_apart: ClassVar[bool] = True
 
@@ -94,6 +98,7 @@ class DynamicBatching(Strict):
     )
     max_batch: MaxBatch = [32]
     ranks: SeveralRanks = [1]
+    host: EngineHost = NO_HOST_TIME
     in_turn: ClassVar[bool] = True
 
     def label(self) -> str:
@@ -119,6 +124,7 @@ class ConcurrentInstances(Strict):
         " (CUDA IPC); else they are streams of one process, as in all predictions",
     )
     ranks: SeveralRanks = [1]
+    host: EngineHost = NO_HOST_TIME
     in_turn: ClassVar[bool] = True
     prompts_apart: ClassVar[bool] = True
 
@@ -148,6 +154,7 @@ class IterationBatching(Strict):
     kind: Literal["iteration_batching"]
     max_batch: MaxBatch = [32]
     ranks: SeveralRanks = [1]
+    host: EngineHost = NO_HOST_TIME
     in_turn: ClassVar[bool] = True
 
     def label(self) -> str:
@@ -165,8 +172,10 @@ class ContinuousBatching(Strict):
     SGLang, TensorRT-LLM)."""
 
     kind: Literal["continuous_batching"]
-    engine: Annotated[str, Field(min_length=1, max_length=100)] | None = Field(
-        None, description="engine (`simcore engines`) whose defaults stand for the fields that are not given"
+    engine: Annotated[str, Field(min_length=1, max_length=4096)] | None = Field(
+        None,
+        description="engine (`simcore engines`), or a path to a YAML file with a base among them, whose"
+        " fields stand for those that are not given",
     )
     token_budget: Many[Annotated[int, Field(ge=1, le=10_000_000)]] = Field(
         [2048], description="tokens of a step at most, of prompts and answers together"
@@ -198,6 +207,7 @@ class ContinuousBatching(Strict):
     )
     memory: KvMemory = Field(KvMemory(), description="what the KV cache may take of a device")
     ranks: SeveralRanks = [1]
+    host: EngineHost = NO_HOST_TIME
 
     @model_serializer(mode="wrap")
     def _as_said(self, whole: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -220,7 +230,7 @@ class ContinuousBatching(Strict):
 
     def label(self) -> str:
         return ", ".join(
-            [self.engine or "continuous batching", f"{self.token_budget[0]:,} tokens a step", *_unusual(self)]
+            [_engine_name(self.engine), f"{self.token_budget[0]:,} tokens a step", *_unusual(self)]
         )
 
     def room(self, memory: ServerMemory) -> Room:
@@ -244,6 +254,11 @@ class ContinuousBatching(Strict):
             ahead=self.ahead,
             prefix_caching=self.prefix_caching,
         )
+
+
+def _engine_name(engine: str | None) -> str:
+    """Returns an engine in words; of a file of one's own, the file's name."""
+    return "continuous batching" if engine is None else PurePath(engine).name.removesuffix(".yaml")
 
 
 def _unusual(strategy: ContinuousBatching) -> list[str]:
@@ -271,6 +286,8 @@ def _unusual(strategy: ContinuousBatching) -> list[str]:
         words.append("prefix caching" if strategy.prefix_caching else "no prefix caching")
     if odd("wait_steps"):
         words.append(f"waiting {strategy.wait_steps} steps for {strategy.wait_tokens:,} tokens")
+    if odd("host"):
+        words.append(str(strategy.host))
     if odd("memory"):
         words.append(_memory(strategy.memory, [each.memory for each in shipped]))
     return words
@@ -308,10 +325,18 @@ def processes(strategy: ServingStrategy) -> bool:
     return any(found) if isinstance(found, list) else bool(found)
 
 
+def host_of(strategy: ServingStrategy) -> HostTime:
+    """Returns the host time of a strategy's engine: none, unless its `host` says so."""
+    found: HostTime = getattr(strategy, "host", NO_HOST_TIME)
+    return found
+
+
 def label(strategy: ServingStrategy) -> str:
     """Returns the label of a variant, with the fields that tell it from others."""
-    ranks = strategy.ranks[0]
-    return strategy.label() + (f", TP{ranks}" if ranks > 1 else "")
+    ranks, host = strategy.ranks[0], host_of(strategy)
+    # Continuous batching says where its host is not that of its engine.
+    own = "" if host == NO_HOST_TIME or isinstance(strategy, ContinuousBatching) else f", {host}"
+    return strategy.label() + own + (f", TP{ranks}" if ranks > 1 else "")
 
 
 def engine_of(strategy: ServingStrategy) -> str | None:

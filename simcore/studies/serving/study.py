@@ -30,11 +30,12 @@ from simcore.studies.serving.answer import answer, notes, standings, warnings
 from simcore.studies.serving.autoscaling import Rule
 from simcore.studies.serving.certainty import intervals
 from simcore.studies.serving.figures import Figure, latencies, over_replicas, unseen_gaps_s
+from simcore.studies.serving.host_time import NO_HOST_TIME
 from simcore.studies.serving.levels import levels
 from simcore.studies.serving.replica import figures_of, window_of
 from simcore.studies.serving.runner import Bench, Case, CaseResult, Group, NewPrices, Result
 from simcore.studies.serving.scenario import Point, points
-from simcore.studies.serving.strategies import ServingStrategy, engine_of, label
+from simcore.studies.serving.strategies import ServingStrategy, engine_of, host_of, label
 from simcore.studies.serving.window import Window, whole_run
 from simcore.workload.arrivals import draw
 from simcore.workload.drawn import Drawn, mean_output_tokens, mean_prompt_tokens, offered_rate_per_s
@@ -156,6 +157,8 @@ def _refusal_of(bench: Bench, case: Case) -> str | None:
     if hardware.measured and case.axes.devices > hardware.max_devices:
         return f"{case.axes.label}: devices: {case.axes.devices} are more than the one of this machine"
     reason = hardware.usable(ranks)
+    if hardware.measured and host_of(case.strategy) != NO_HOST_TIME:
+        reason = "host: a real machine takes the time of its own host; leave it out, or run on sim"
     if case.scaling is not None:
         reason = _no_scaling(case.scaling, case.servers, measured=hardware.measured) or reason
     if reason is not None:

@@ -4,11 +4,13 @@
                           the preset's own
 
 A preset is a file of `catalog/`, named after the engine and its version; the engine's name alone means the
-newest version there.
+newest version there. A path means a file of one's own: a preset with a `base` in the catalogue, and those
+fields that differ, such as the host time of a service (`simcore calibrate --from` writes one).
 """
 
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ from pydantic import ValidationError
 from pydantic.dataclasses import dataclass
 
 from simcore.input.fields import FieldError
-from simcore.input.files import STRICT, InputError, Name, read_yaml, unknown_name, validated
+from simcore.input.files import STRICT, InputError, Name, is_path, read_yaml, unknown_name, validated
 from simcore.studies.own import check_labels
 from simcore.studies.serving.scenario import ServingScenario
 from simcore.studies.serving.strategies import ContinuousBatching, label
@@ -35,6 +37,10 @@ DECIDED = (
     "prefix_caching",
     "memory",
 )
+# Fields that a preset may give: they are no decision of an engine, but belong to a version on some machine.
+MEASURED = ("host",)
+# Fields that are merged field by field.
+NESTED = ("memory", *MEASURED)
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -55,25 +61,27 @@ class Case:
 @dataclass(frozen=True, config=STRICT)
 class Engine:
     """One version of an engine: `fields` of continuous_batching, `cases` of devices where some differ,
-    and where each field comes from (`sources`)."""
+    and where each field comes from (`sources`). `base`: the preset whose fields stand where these have none;
+    `engine`: that of the base, if there is one."""
 
     name: Name
-    engine: Name
     description: str
     fields: dict[str, Any]
-    cases: tuple[Case, ...]
     sources: dict[str, str]
+    engine: Name | None = None
+    cases: tuple[Case, ...] = ()
+    base: Name | None = None
 
     def __post_init__(self) -> None:
-        for name in DECIDED:
+        for name in [*self.fields] if self.base else DECIDED:
             if name not in self.fields:
                 raise InputError(f"missing key 'fields.{name}'")
             if name not in self.sources:
                 raise InputError(f"missing key 'sources.{name}'")
         for fields in (self.fields, *(case.fields for case in self.cases)):
             for name in fields:
-                if name not in DECIDED:
-                    raise InputError(f"fields: {unknown_name('field', name, DECIDED)}")
+                if name not in (*DECIDED, *MEASURED):
+                    raise InputError(f"fields: {unknown_name('field', name, (*DECIDED, *MEASURED))}")
             try:
                 _strategy(fields)
             except ValidationError as error:
@@ -102,9 +110,39 @@ def _by_version(name: str) -> tuple[str, tuple[int, ...]]:
     return engine, tuple(map(int, re.findall(r"\d+", version)))
 
 
-@cache
 def load_engine(name: str) -> Engine:
-    """Returns the preset of this name, the newest if it has no version. Raises InputError if none exists."""
+    """Returns the preset of this name, the newest if it has no version, or that in a file of one's own, with
+    its base's fields. Raises InputError if none exists."""
+    return _of_file(Path(name)) if is_path(name, ".yaml") else _shipped(name)
+
+
+def preset_of(name: str) -> str:
+    """Returns the name of the preset that an engine's name, or a file of one's own, stands for. Raises
+    InputError."""
+    found = load_engine(name)
+    return found.base or found.name
+
+
+def _of_file(path: Path) -> Engine:
+    own = validated(Engine, read_yaml(path), str(path))
+    if own.base is None:
+        return own
+    try:
+        base = _shipped(own.base)
+    except InputError as error:
+        raise InputError(f"{path}: base: {error}") from None
+    return replace(
+        own,
+        engine=base.engine,
+        base=base.name,
+        fields=_over(base.fields, own.fields),
+        cases=tuple(replace(case, fields=_over(case.fields, own.fields)) for case in base.cases),
+        sources={**base.sources, **own.sources},
+    )
+
+
+@cache
+def _shipped(name: str) -> Engine:
     names = engine_names()
     versions = [each for each in names if each == name or each.rpartition("-")[0] == name]
     if not versions:
@@ -143,12 +181,17 @@ def pinned(scenario: ServingScenario) -> ServingScenario:
     """Returns the scenario with the version of each of its engines; fields stay open, since they may differ
     between devices. Raises InputError if an engine is unknown."""
     strategies = [
-        strategy.model_copy(update={"engine": load_engine(strategy.engine).name})
+        strategy.model_copy(update={"engine": _pinned_name(strategy.engine)})
         if isinstance(strategy, ContinuousBatching) and strategy.engine
         else strategy
         for strategy in scenario.strategies
     ]
     return scenario.model_copy(update={"strategies": strategies})
+
+
+def _pinned_name(engine: str) -> str:
+    """Returns the name of an engine with its version; a path stays."""
+    return engine if is_path(engine, ".yaml") else load_engine(engine).name
 
 
 def usual(strategy: ContinuousBatching) -> list[ContinuousBatching]:
@@ -160,17 +203,21 @@ def usual(strategy: ContinuousBatching) -> list[ContinuousBatching]:
 def _filled(strategy: ContinuousBatching, fields: Mapping[str, Any]) -> ContinuousBatching:
     assert strategy.engine is not None
     given = {name: getattr(strategy, name) for name in strategy.model_fields_set}
-    given["memory"] = strategy.memory.model_dump(exclude_unset=True)
+    given |= {name: getattr(strategy, name).model_dump(exclude_unset=True) for name in NESTED}
     plain = _strategy({}).model_dump()
-    name = load_engine(strategy.engine).name
+    name = _pinned_name(strategy.engine)
     # A user's class may be a subclass.
     return type(strategy).model_validate({**plain, **_over(fields, given), "engine": name})
 
 
 def _over(fields: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns `fields` replaced by the given ones; memory is merged field by field."""
-    memory = {**fields.get("memory", {}), **given.get("memory", {})}
-    return {**fields, **given, "memory": memory}
+    """Returns `fields` replaced by the given ones; those of NESTED are merged field by field."""
+    nested = {
+        name: {**fields.get(name, {}), **given.get(name, {})}
+        for name in NESTED
+        if name in fields or name in given
+    }
+    return {**fields, **given, **nested}
 
 
 def _strategy(fields: Mapping[str, Any]) -> ContinuousBatching:

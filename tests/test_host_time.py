@@ -1,0 +1,239 @@
+"""Host time of engines: what a step takes longer, and the line before a serial front end."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from simcore.assembly import assemble
+from simcore.input.files import InputError
+from simcore.scenario import load_scenario, parse_scenario, resolved
+from simcore.studies.one_device import DeviceStudy
+from simcore.studies.serving.host_time import HostTime
+from simcore.studies.serving.runner import Bench, Result
+from simcore.studies.serving.strategies import label
+from simcore.studies.serving.study import cases
+
+CONTINUOUS = {"kind": "continuous_batching", "token_budget": 1024}
+STRATEGIES = [
+    CONTINUOUS,
+    {"kind": "temporal_fusion", "slots": 8},
+    {"kind": "dynamic_batching", "window_s": 0.05, "max_batch": 8},
+    {"kind": "concurrent_instances", "max_instances": 8},
+    {"kind": "iteration_batching", "max_batch": 8},
+]
+POISSON = {"kind": "poisson", "rate_per_s": 40}
+FRONT = {"request_s": 0.02, "prompt_token_s": 1e-4}
+
+
+def document(strategy: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    workload = {
+        "requests": 30,
+        "arrivals": POISSON,
+        "prompt_tokens": {"kind": "uniform", "low": 20, "high": 200},
+        "output_tokens": {"kind": "constant", "value": 20},
+    } | fields.pop("workload", {})
+    return {
+        "name": "host",
+        "study": "serving",
+        "device": "h200-sxm",
+        "profile": "none",
+        "model": "llama-3.1-8b",
+        "workload": workload,
+        "strategies": [strategy],
+        **fields,
+    }
+
+
+def bench_of(strategy: dict[str, Any], **fields: Any) -> Bench:
+    study = assemble(parse_scenario(document(strategy, **fields), "host"), "host").study
+    assert isinstance(study, DeviceStudy)
+    return study.bench
+
+
+def result_of(strategy: dict[str, Any], **fields: Any) -> Result:
+    """Runs the first case; a broken law is an error."""
+    bench = bench_of(strategy, **fields)
+    return bench.run(next(cases(bench)), 0)
+
+
+def entries(found: Result, request_s: float, prompt_token_s: float) -> np.ndarray[Any, Any]:
+    """Returns when requests in the order of arrival leave one front end, by its formula."""
+    served, free_s, left = found.served, 0.0, []
+    for i in np.argsort(served.arrival_s, kind="stable"):
+        free_s = max(free_s, served.arrival_s[i]) + request_s + prompt_token_s * served.prompt_tokens[i]
+        left.append(free_s)
+    return np.array(left)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda strategy: strategy["kind"])
+def test_requests_pass_the_front_end_one_by_one_before_every_strategy(strategy: dict[str, Any]) -> None:
+    found = result_of(strategy | {"host": FRONT})
+    order = np.argsort(found.served.arrival_s, kind="stable")
+    waited_s = found.served.scheduled_s[order] - entries(found, **FRONT)
+    assert (waited_s >= -1e-9).all()
+    # A server that is free takes a request as it comes out of the front end.
+    if strategy["kind"] != "dynamic_batching":
+        assert waited_s.min() == pytest.approx(0.0, abs=2e-4)
+    assert found.served.finished.all()
+
+
+def test_a_front_end_that_never_queues_delays_each_request_by_its_own_time() -> None:
+    """Requests that come two seconds apart meet nobody."""
+    slow = {"workload": {"arrivals": {"kind": "constant", "rate_per_s": 0.5}}}
+    plain, delayed = (result_of(CONTINUOUS | {"host": host}, **slow).served for host in ({}, FRONT))
+    own_s = FRONT["request_s"] + FRONT["prompt_token_s"] * plain.prompt_tokens
+    np.testing.assert_allclose(delayed.first_token_s - plain.first_token_s, own_s, atol=1e-9)
+    np.testing.assert_allclose(delayed.arrival_s, plain.arrival_s)
+
+
+def test_each_step_takes_its_host_s_time_too() -> None:
+    """One client at a time: a token a step, a sequence in it."""
+    one = {"workload": {"requests": 3, "arrivals": {"kind": "closed_loop", "clients": 1}}}
+    plain, hosted = (
+        result_of(CONTINUOUS | {"host": host}, **one).served
+        for host in ({}, {"step_s": 3e-3, "sequence_s": 1e-3})
+    )
+    gaps = plain.output_tokens - 1
+    longer_s = (hosted.finish_s - hosted.first_token_s) - (plain.finish_s - plain.first_token_s)
+    np.testing.assert_allclose(longer_s / gaps, 4e-3, rtol=1e-6)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES[:4], ids=lambda strategy: strategy["kind"])
+def test_every_strategy_s_steps_take_longer(strategy: dict[str, Any]) -> None:
+    """One client at a time: twenty tokens, each of a step with one sequence."""
+    one = {"workload": {"requests": 3, "arrivals": {"kind": "closed_loop", "clients": 1}}}
+    plain, hosted = (
+        result_of(strategy | {"host": host}, **one).served
+        for host in ({}, {"step_s": 1e-3, "sequence_s": 1e-4})
+    )
+    longer_s = (hosted.finish_s - hosted.scheduled_s) - (plain.finish_s - plain.scheduled_s)
+    np.testing.assert_allclose(longer_s, 20 * 1.1e-3, rtol=0.06)
+
+
+SCALED = {"kind": "open_requests", "target": 4, "check_s": 0.1, "start_s": 0.2, "keep_s": 0.1}
+TURNS = {"turns": {"kind": "constant", "value": 3}, "max_context_tokens": 4096, "think_s": 0.1}
+
+
+@pytest.mark.parametrize(
+    ("fields", "servers"),
+    [
+        ({"workload": {"arrivals": {"kind": "closed_loop", "clients": 6, "think_s": 0.01}}}, 1),
+        ({"workload": {"sessions": TURNS}}, 1),
+        ({"devices": 3}, 3),
+        ({"devices": 3, "routing": "round_robin"}, 3),
+        ({"devices": 3, "autoscaling": [SCALED]}, 3),
+    ],
+)
+def test_laws_hold_behind_front_ends(fields: dict[str, Any], servers: int) -> None:
+    found = result_of(CONTINUOUS | {"host": FRONT}, **fields)
+    assert found.served.finished.all()
+    assert len({*found.served.instance.tolist()}) <= servers
+    assert (found.served.scheduled_s - found.served.arrival_s >= FRONT["request_s"] - 1e-9).all()
+
+
+def test_each_server_has_a_front_end_of_its_own() -> None:
+    """All come at once: a line of thirty, or three of ten."""
+    at_once = {"workload": {"arrivals": {"kind": "closed_loop", "clients": 30}}}
+    last_s = [
+        result_of(
+            CONTINUOUS | {"host": {"request_s": 1.0}}, devices=devices, **at_once
+        ).served.scheduled_s.max()
+        for devices in (1, 3)
+    ]
+    assert last_s == pytest.approx([30.0, 10.0], abs=0.01)
+
+
+def test_no_host_time_is_no_change() -> None:
+    plain, zero = (result_of(CONTINUOUS | given).served for given in ({}, {"host": {"step_s": 0.0}}))
+    assert plain.finish_s.tolist() == zero.finish_s.tolist()
+
+
+def test_what_a_host_is_called() -> None:
+    assert str(HostTime(step_s=1e-3, sequence_s=2e-5, request_s=4e-3, prompt_token_s=5e-6)) == (
+        "host 1 ms a step + 20 us a sequence, front end 4 ms a request + 5 us a token"
+    )
+    assert str(HostTime()) == "no host time"
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda strategy: strategy["kind"])
+def test_a_label_says_which_host(strategy: dict[str, Any]) -> None:
+    plain, own = (
+        label(parse_scenario(document(strategy | given), "host").strategies[0])  # type: ignore[union-attr, arg-type]
+        for given in ({}, {"host": {"request_s": 4e-3}})
+    )
+    assert own == f"{plain}, front end 4 ms a request + 0 us a token"
+
+
+@pytest.mark.parametrize(
+    ("host", "says"),
+    [
+        ({"request_s": -1.0}, r"strategies\[0\].host.request_s: "),
+        ({"requests_s": 1.0}, r"strategies\[0\].host.requests_s: "),
+        ({"step_s": 1e9}, r"strategies\[0\].host.step_s: "),
+    ],
+)
+def test_a_wrong_host_is_one_line(host: dict[str, Any], says: str) -> None:
+    with pytest.raises(InputError, match=f"^host: {says}") as raised:
+        bench_of(CONTINUOUS | {"host": host})
+    assert "\n" not in str(raised.value)
+
+
+# -- an engine in a file of one's own ----------------------------------------------------------------------
+
+OWN = {
+    "name": "my-service",
+    "base": "vllm-0.19",
+    "description": "ours",
+    "fields": {"host": {"step_s": 1e-3, "request_s": 4e-3}},
+    "sources": {"host": "measured by us"},
+}
+
+
+def written(folder: Path, content: Any) -> Path:
+    path = folder / "my-service.yaml"
+    path.write_text(yaml.safe_dump(content))
+    return path
+
+
+def scenario_file(folder: Path, engine: str, **fields: Any) -> Path:
+    path = folder / "scenario.yaml"
+    path.write_text(yaml.safe_dump(document({"kind": "continuous_batching", "engine": engine, **fields})))
+    return path
+
+
+def test_a_file_of_one_s_own_stands_on_its_base(tmp_path: Path) -> None:
+    written(tmp_path, OWN)
+    found = load_scenario(scenario_file(tmp_path, "my-service.yaml", host={"step_s": 2e-3}))
+    parts = assemble(found, "host")
+    (strategy,) = parts.scenario.strategies  # type: ignore[union-attr]
+    # The scenario's field, then the file's, then those of vLLM 0.19 on this card.
+    assert strategy.host == HostTime(step_s=2e-3, request_s=4e-3)  # type: ignore[union-attr]
+    assert strategy.token_budget == [8192]  # type: ignore[union-attr]
+    assert label(strategy).startswith("my-service, 8,192 tokens a step, up to 1024, host 2 ms")  # type: ignore[arg-type]
+    again = parse_scenario(yaml.safe_load(yaml.safe_dump(resolved(parts.scenario))), "again")
+    assert again == parts.scenario
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"base": "vlm-0.19"}, "base: unknown engine 'vlm-0.19'"),
+        ({"fields": {"host": {"step_s": -1.0}}}, "fields: "),
+        ({"fields": {"hosts": {}}, "sources": {"hosts": "x"}}, "unknown field 'hosts'"),
+        ({"sources": {}}, "missing key 'sources.host'"),
+        ({"base": None}, "missing key 'fields.token_budget'"),
+    ],
+)
+def test_a_wrong_file_is_one_line(tmp_path: Path, change: dict[str, Any], says: str) -> None:
+    path = written(tmp_path, OWN | change)
+    with pytest.raises(InputError, match=f"my-service.yaml.*{says}") as raised:
+        assemble(load_scenario(scenario_file(tmp_path, str(path))), "host")
+    assert "\n" not in str(raised.value)
+
+
+def test_a_file_that_is_not_there_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"none\.yaml: cannot be read"):
+        assemble(load_scenario(scenario_file(tmp_path, "none.yaml")), "host")
