@@ -275,8 +275,34 @@ def calibrate(
             "--kinds", metavar="KIND,..", help="of a card: these kinds of op (or verbs) alone [all]"
         ),
     ] = "",
+    results: Annotated[
+        list[Path],
+        typer.Option(
+            "--from",
+            metavar="FILE.json..",
+            help="result files of `vllm bench serve` of a service: fit its host time, measure nothing",
+        ),
+    ] = [],  # noqa: B006 - typer needs the default itself
+    more: Annotated[list[Path], typer.Argument(hidden=True)] = [],  # noqa: B006
+    scenario: Annotated[
+        Path | None,
+        typer.Option(
+            "--scenario",
+            metavar="FILE.yaml",
+            help="of --from: the service, as a scenario",
+            show_default=False,
+        ),
+    ] = None,
+    engine: Annotated[
+        str, typer.Option("--engine", metavar="NAME", help="of --from: its engine [the scenario's]")
+    ] = "",
+    settings: Set = [],  # noqa: B006 - typer needs the default itself
 ) -> None:
-    """Measure what ops cost on this machine and write a profile of the device."""
+    """Measure what ops cost on this machine and write its profile; or fit the host time of a service."""
+    if results:
+        _calibrate_service([*results, *more], scenario, engine, settings, out)
+        return
+    _check_no_service(more, scenario, engine, settings)
     check_real(on)
     from simcore.validate.calibration import cpu as calibration  # noqa: PLC0415
 
@@ -293,6 +319,46 @@ def calibrate(
         target = out or calibration.profile_path(on)
         profile = calibration.calibrate(on, target, quick, terminal.progress())
     typer.echo(f"{target}: {len(profile.fits)} fits, {profile.title}")
+
+
+def _calibrate_service(
+    files: Sequence[Path], file: Path | None, engine: str, settings: Sequence[str], out: Path | None
+) -> None:
+    """Fits the host time of a service to result files, writes an engine's file and says how good it is."""
+    from simcore.validate.calibration.service_engine import calibrate_service  # noqa: PLC0415
+
+    if file is None:
+        raise InputError(
+            "--scenario: is missing; --from needs the service as a scenario: its device, model, engine"
+        )
+    named = [f"strategies.0.engine={engine}"] if engine else []
+    path = shipped.found(file)
+    scenario = load_scenario(path, [*settings, *named], typed=file)
+    target = out or Path(f"{scenario.name}-engine.yaml")
+    if target.is_dir() or not target.absolute().parent.is_dir():
+        raise InputError(f"--out {target}: {'is a folder' if target.is_dir() else 'its folder is not there'}")
+    found = calibrate_service(files, scenario, str(path), target, terminal.progress())
+    for one in found.held_back:
+        tpot_ms, ttft_ms = (
+            f"{1e3 * measured_s:.4g} ms, predicted {1e3 * predicted_s:.4g} ({pct:+.1f} %)"
+            for measured_s, predicted_s, pct in (
+                (one.measured.tpot_s, one.predicted.tpot_s, one.tpot_pct),
+                (one.measured.ttft_s, one.predicted.ttft_s, one.ttft_pct),
+            )
+        )
+        typer.echo(f"{one.name} held back: TPOT {tpot_ms}; TTFT {ttft_ms}")
+    for text in found.notes:
+        typer.echo(f"note: {text}")
+    typer.echo(f"{target}: {found.host}, fitted to {len(files)} runs; use it by `engine: {target}`")
+
+
+def _check_no_service(
+    more: Sequence[Path], scenario: Path | None, engine: str, settings: Sequence[str]
+) -> None:
+    """Raises InputError if an argument is given that only --from takes."""
+    given = {"--scenario": scenario, "--engine": engine, "--set": settings, "a file": more}
+    if names := [name for name, value in given.items() if value]:
+        raise InputError(f"{names[0]}: is for calibrate --from FILE.json only")
 
 
 @app.command()

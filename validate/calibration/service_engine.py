@@ -1,0 +1,161 @@
+"""From runs of one's own service to an engine's file: `simcore calibrate --from`.
+
+The file is a preset of one's own (`simcore/studies/serving/engines/presets.py`): it stands on the engine of
+the scenario and adds the host time that was fitted, with how good it was for each run that was held back.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from simcore.assembly import assemble
+from simcore.input.drafts import write_text
+from simcore.input.files import InputError
+from simcore.scenario import Scenario, parse_scenario, resolved
+from simcore.studies.one_device import DeviceStudy
+from simcore.studies.serving.engines.presets import preset_of
+from simcore.studies.serving.host_time import HostTime
+from simcore.studies.serving.runner import Bench
+from simcore.studies.serving.scenario import ServingScenario
+from simcore.studies.serving.strategies import ContinuousBatching
+from simcore.studies.serving.study import cases, refusal
+from simcore.validate.calibration.service import HeldBack, Times, each_held_back, fitted, told_apart
+from simcore.validate.calibration.service_runs import ServiceRun, read_run
+
+Doing = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Calibrated:
+    """A service's host time by all its runs, each run held back, what these runs do not tell, and the file
+    that says so."""
+
+    host: HostTime
+    held_back: Sequence[HeldBack]
+    notes: Sequence[str]
+    path: Path
+
+
+def calibrate_service(
+    files: Sequence[Path], scenario: Scenario, where: str, out: Path, doing: Doing
+) -> Calibrated:
+    """Fits the host time of a scenario's service to result files and writes the file of its engine. `where`:
+    the scenario in messages. Raises InputError."""
+    base, document = _service(scenario, where)
+    runs = {str(path): read_run(path) for path in files}
+    if len(runs) < len(files):
+        raise InputError(f"--from: {files[-1]}: a file is given twice")
+    predict = _Predict(document, where)
+    held_back: list[HeldBack] = []
+    for one in each_held_back(runs, predict):
+        held_back.append(one)
+        doing("fit", len(held_back), len(runs) + 1)
+    host = _rounded(fitted([*runs.values()], predict))
+    notes = list(_notes(runs, predict))
+    found = Calibrated(host, held_back, notes, out)
+    write_text(out, _text(found, base, scenario.name, list(runs)))
+    return found
+
+
+def _rounded(host: HostTime) -> HostTime:
+    """Returns a host time in nanoseconds, which a simulation takes steps in."""
+    return HostTime(**{name: round(seconds, 9) for name, seconds in host.model_dump().items()})
+
+
+def _service(scenario: Scenario, where: str) -> tuple[str, dict[str, Any]]:
+    """Returns the preset that the service's engine stands on, and the scenario with all its fields. Raises
+    InputError if it is not one case of one service with an engine."""
+    if not isinstance(scenario, ServingScenario):
+        raise InputError(f"{where}: study: is {scenario.study}; serving is needed")
+    (one, *others) = scenario.strategies
+    if others or not isinstance(one, ContinuousBatching) or one.engine is None:
+        raise InputError(f"{where}: strategies: one of kind continuous_batching with an engine is needed")
+    if scenario.fleets or len(scenario.devices_in_use) != 1:
+        raise InputError(f"{where}: device: one device is needed")
+    return preset_of(one.engine), resolved(assemble(scenario, where).scenario)
+
+
+class _Predict:
+    """Simulates runs, each with every host time once. `document`: the service's scenario, all fields
+    written."""
+
+    def __init__(self, document: dict[str, Any], where: str) -> None:
+        self._document, self._where = document, where
+        self._known: dict[tuple[Path, HostTime], Times] = {}
+        self._bench: Bench | None = None
+
+    def __call__(self, run: ServiceRun, host: HostTime) -> Times:
+        """Returns the mean latencies of a run's requests."""
+        key = run.path, host
+        if key not in self._known:
+            self._known[key] = self._simulated(run, host)
+        return self._known[key]
+
+    def _simulated(self, run: ServiceRun, host: HostTime) -> Times:
+        (strategy,) = self._document["strategies"]
+        document = {
+            **self._document,
+            "workload": dict(run.workload),
+            "strategies": [{**strategy, "host": host.model_dump()}],
+        }
+        scenario = parse_scenario(document, str(run.path))
+        assert isinstance(scenario, ServingScenario)
+        bench = self._bench_of(scenario)
+        case, *others = cases(bench)
+        if others:
+            raise InputError(
+                f"{self._where}: makes {1 + len(others)} cases; one is needed: no lists, devices as ranks"
+            )
+        if (reason := refusal(bench, case)) is not None:
+            raise InputError(f"{run.path}: {reason}")
+        served = bench.run(case, 0).served
+        done = served.finished
+        several = done & (served.output_tokens > 1)
+        decode_s = (served.finish_s - served.first_token_s)[several] / (served.output_tokens[several] - 1)
+        return Times(float((served.first_token_s - served.arrival_s)[done].mean()), float(decode_s.mean()))
+
+    def _bench_of(self, scenario: ServingScenario) -> Bench:
+        if self._bench is None:
+            study = assemble(scenario, self._where).study
+            assert isinstance(study, DeviceStudy)
+            self._bench = replace(study.bench, hardware=replace(study.bench.hardware, jobs=1))
+        return self._bench.of(scenario)
+
+
+def _notes(runs: dict[str, ServiceRun], predict: _Predict) -> Iterator[str]:
+    """Yields what these runs do not tell, and where prices alone are more than was measured."""
+    apart = told_apart([*runs.values()])
+    if "sequence_s" not in apart:
+        yield "all runs have as many sequences in a step: what one adds is in step_s; vary the load to tell"
+    if "prompt_token_s" not in apart:
+        yield "all runs have prompts as long: what a token adds is in request_s; vary the length to tell"
+    if len(runs) == 1:
+        yield "one run: nothing is held back, so how good this is for other loads is not known"
+    for name, run in runs.items():
+        if not run.listed:
+            yield f"{name}: has no input_lens (--save-detailed): all its requests are taken to be as long"
+        alone = predict(run, HostTime())
+        if alone.tpot_s > run.times.tpot_s:
+            pct = 100.0 * (alone.tpot_s / run.times.tpot_s - 1.0)
+            yield f"{name}: without host time TPOT is predicted {pct:.1f} % too long already: by prices"
+
+
+def _text(found: Calibrated, base: str, name: str, files: Sequence[str]) -> str:
+    """Returns the content of an engine's file."""
+    said = "; ".join(
+        f"{Path(one.name).name} held back: TPOT {one.tpot_pct:+.1f} %, TTFT {one.ttft_pct:+.1f} %"
+        for one in found.held_back
+    )
+    names = ", ".join(Path(each).name for each in files)
+    document = {
+        "name": name,
+        "base": base,
+        "description": f"{base} with the host time of a service, fitted to {len(files)} of its runs",
+        "fields": {"host": found.host.model_dump()},
+        "sources": {"host": f"fitted to {names} by simcore calibrate --from. {said or 'Nothing held back.'}"},
+    }
+    head = "# Written by `simcore calibrate --from`. A strategy takes it by `engine: FILE`; times in s.\n"
+    return head + yaml.safe_dump(document, sort_keys=False, width=100)
