@@ -319,5 +319,10 @@ def test_no_cost_is_below_zero_and_a_front_end_keeps_up() -> None:
     assert found.request_s == pytest.approx(0.05)
 
 
+def test_a_service_without_host_time_has_none() -> None:
+    runs = [Made(4, 1000, HostTime()), Made(64, 200, HostTime())]
+    assert fitted(runs, by_lines) == HostTime()
+
+
 def test_of_one_run_nothing_is_held_back() -> None:
     assert list(each_held_back({"one": Made(8, 100)}, by_lines)) == []

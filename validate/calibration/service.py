@@ -26,16 +26,16 @@ from simcore.studies.serving.host_time import MOST_S, HostTime
 
 # Runs tell two costs apart where what one of them counts differs by this factor.
 APART = 1.5
-# Steps of the search at most, and by what a sum of squares has to get smaller in one of them.
+# Steps of the search at most; it ends where one leaves more than the share LESS of the sum of squares.
 MOST_STEPS, LESS = 8, 0.98
-# A derivative is over a change of the measured time by this share; later steps are shorter.
+# Slopes are over a change of the measured time by about this share; those of later steps over less.
 CHANGED = 0.05
 # Most times that a step is halved.
 MOST_HALVED = 3
 # Keeps costs small that runs hardly determine.
 RIDGE = 0.01
-# A front end is busy for this share of a run at most: near saturation its line makes any TTFT out of nothing,
-# and predictions of higher loads would be all line.
+# A front end is busy for this share of a run at most: near saturation its queue makes any TTFT of a small
+# cost, and at a higher load a prediction would be all queue.
 BUSY = 0.5
 COSTS = ("step_s", "sequence_s", "request_s", "prompt_token_s")
 Numbers = NDArray[np.float64]
@@ -117,6 +117,8 @@ def fitted(runs: Sequence[R], predict: Predict[R]) -> HostTime:
     costs = np.zeros(len(names))
     here = off(costs)
     for step in range(MOST_STEPS):
+        if not here.any():
+            break
         changes = np.minimum(CHANGED * scale / (1.0 + step), most / 2.0)
         # Away from the bound, whose other side says nothing.
         changes = np.where(costs + changes > most, -changes, changes)

@@ -30,13 +30,11 @@ Doing = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Calibrated:
-    """A service's host time by all its runs, each run held back, what these runs do not tell, and the file
-    that says so."""
+    """A service's host time by all its runs, each run held back, and what these runs do not tell."""
 
     host: HostTime
     held_back: Sequence[HeldBack]
     notes: Sequence[str]
-    path: Path
 
 
 def calibrate_service(
@@ -55,7 +53,7 @@ def calibrate_service(
         doing("fit", len(held_back), len(runs) + 1)
     host = _rounded(fitted([*runs.values()], predict))
     notes = list(_notes(runs, predict))
-    found = Calibrated(host, held_back, notes, out)
+    found = Calibrated(host, held_back, notes)
     write_text(out, _text(found, base, scenario.name, list(runs)))
     return found
 
