@@ -288,14 +288,15 @@ def by_lines(run: Made, host: HostTime) -> Times:
     return Times(0.04 + 2 * tpot_s + host.request_s + host.prompt_token_s * run.prompt_tokens, tpot_s)
 
 
-def test_lines_are_found_exactly() -> None:
+def test_lines_are_found() -> None:
+    """To 5 %: what is usual for hosts pulls a little."""
     runs = [Made(4, 1000), Made(64, 200), Made(32, 4000)]
     np.testing.assert_allclose(
-        [*fitted(runs, by_lines).model_dump().values()], [*HOST.model_dump().values()], rtol=0.02
+        [*fitted(runs, by_lines).model_dump().values()], [*HOST.model_dump().values()], rtol=0.05
     )
     for one in each_held_back({str(i): run for i, run in enumerate(runs)}, by_lines):
         assert abs(one.tpot_pct) < 1.0
-        assert abs(one.ttft_pct) < 2.0
+        assert abs(one.ttft_pct) < 5.0
 
 
 def test_only_what_runs_tell_apart_is_fitted() -> None:

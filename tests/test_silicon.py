@@ -114,14 +114,14 @@ def test_rows_of_other_models_cards_and_modes_are_counted_and_left(tmp_path: Pat
 
 def test_a_row_without_a_number_format_is_of_the_checkpoint_s(tmp_path: Path) -> None:
     one = row(PLAIN_8B, 4, 1, tmp_path)
-    assert (one.weights, one.series.kv_dtype, one.series.name) == ("bf16", "bf16", "TensorRT-LLM, defaults")
+    assert (one.weights, one.kv_dtype, one.series.name) == ("bf16", "bf16", "TensorRT-LLM, defaults")
 
 
 def test_the_cache_of_a_token_lies_on_all_ranks(tmp_path: Path) -> None:
     """Keys and values of 8 heads of 128 in 80 layers; a head on each rank where there are more ranks."""
     for ranks, heads in ((2, 8), (8, 8), (16, 16)):
         one = row(MAX_70B, 4, ranks, tmp_path)
-        assert _cached_bytes(one) == 2 * heads * 128 * 80 * DTYPE_BYTES[one.series.kv_dtype]
+        assert _cached_bytes(one) == 2 * heads * 128 * 80 * DTYPE_BYTES[one.kv_dtype]
     # In two bytes of 32 layers.
     assert _cached_bytes(row(PLAIN_8B, 4, 1, tmp_path)) == 2 * 8 * 128 * 32 * 2
 
@@ -373,7 +373,12 @@ def test_the_constant_is_found_from_the_drawn_rows_alone(tmp_path: Path) -> None
     chosen = drawn(rows, seed=0)
     names = {one.series.name for one in rows}
     assert {name: len(mine) for name, mine in chosen.items()} == dict.fromkeys(names, 1)
-    assert fitted(chosen, "none", 1) == pytest.approx(dict.fromkeys(names, 3e-5), rel=0.02)
+    hosts = fitted(chosen, "none", 1)
+    assert {name: host.sequence_s for name, host in hosts.items()} == pytest.approx(
+        dict.fromkeys(names, 3e-5), rel=0.02
+    )
+    # The table was made without a front end.
+    assert not any(host.in_front for host in hosts.values())
     # Which rows are drawn does not depend on what was measured.
     others = [replace(one, tpot_s=9.0) for one in rows]
     name = sorted(names)[0]
@@ -424,7 +429,9 @@ def test_figures_are_medians_and_means_of_errors_without_sign(tmp_path: Path) ->
 
 def test_rows_that_cannot_be_true_are_named_and_counted_apart(tmp_path: Path) -> None:
     good, bad = judged(tmp_path, (1.0, 1.0), (3.0, 1.0))
-    text = "\n".join(lines([good, replace(bad, impossible="TPOT below everything")], {"vllm": 0.0}, 1))
+    text = "\n".join(
+        lines([good, replace(bad, impossible="TPOT below everything")], {"vllm": NO_HOST_TIME}, 1)
+    )
     assert "| all | 2 | 100.0 % | 100.0 % |" in text
     series = f"| {good.row.series.name} | {good.row.model} | {good.row.card} | 2 | 100.0 % | 100.0 % |"
     assert series in text
@@ -437,7 +444,7 @@ def test_the_worst_rows_say_what_is_known_against_them(tmp_path: Path) -> None:
     """By TPOT, then by TTFT, each once: what cannot be, what makes up the prediction, or that nothing is."""
     plain, far, odd, late = judged(tmp_path, (1.0, 1.0), (3.0, 1.0), (2.0, 1.0), (1.1, 5.0))
     found = [plain, replace(far, why="a; b"), replace(odd, impossible="x", why="y"), late]
-    text = "\n".join(lines(found, {"vllm": 0.0}, 2))
+    text = "\n".join(lines(found, {"vllm": NO_HOST_TIME}, 2))
     rows = text.partition("what the table says of it |\n|---|---|---|---|\n")[2].partition("\n\n")[0]
     named = [line.rsplit("| ", 1)[1] for line in rows.splitlines()]
     assert named == ["a; b |", "x; y |", "nothing against it found |", "nothing against it found |"]
@@ -447,7 +454,7 @@ def test_the_worst_rows_say_what_is_known_against_them(tmp_path: Path) -> None:
 
 def test_rows_are_worst_whatever_the_sign_of_their_error(tmp_path: Path) -> None:
     found = judged(tmp_path, (1.5, 1.0), (0.2, 1.0), (1.0, 1.5), (1.0, 0.2))
-    text = "\n".join(lines(found, {"vllm": 0.0}, 1))
+    text = "\n".join(lines(found, {"vllm": NO_HOST_TIME}, 1))
     assert text.count("(-80 %)") == 2
     assert "(+50 %)" not in text
 
@@ -463,7 +470,7 @@ def test_groups_go_by_engine_model_and_card(tmp_path: Path) -> None:
         "h100-sxm: datasheet of h100-sxm",
         "h200-sxm: datasheet of h200-sxm",
     ]
-    text = "\n".join(lines([one, first], {"vllm": 0.0}, 1))
+    text = "\n".join(lines([one, first], {"vllm": NO_HOST_TIME}, 1))
     assert text.index("\n| h100-sxm | 1 |") < text.index("\n| h200-sxm | 1 |")
 
 
@@ -492,7 +499,7 @@ def test_unless_asked_rows_are_drawn_by_0_and_the_ten_worst_printed(
         asked.append(drawn_by)
         return found, {}
 
-    def printed(found: list[Compared], host_s: dict[str, float], worst: int) -> list[str]:
+    def printed(found: list[Compared], hosts: dict[str, HostTime], worst: int) -> list[str]:
         asked.append(worst)
         return []
 
@@ -550,17 +557,18 @@ def test_what_makes_up_a_prediction_is_told_where_it_is_far(
 def test_fitted_rows_are_not_judged(tmp_path: Path) -> None:
     good, fit = judged(tmp_path, (1.0, 1.0), (3.0, 1.0))
     name = good.row.series.name
-    text = "\n".join(lines([good, replace(fit, is_fitted=True)], {name: 0.0}, 1))
+    text = "\n".join(lines([good, replace(fit, is_fitted=True)], {name: NO_HOST_TIME}, 1))
     assert "| all | 1 | 0.0 % |" in text
     assert f"| {good.row.card} | 1 | 0.0 % |" in text
-    assert f"{name}: host 0.0 us a sequence of a step, fitted to 1 of 2 rows" in text
+    front = "front end 0 ms a request, 0 us a token"
+    assert f"{name}: host 0.0 us a sequence of a step, {front}, fitted to 1 of 2 rows" in text
 
 
 def test_a_model_that_nothing_is_fitted_to_is_judged_apart(tmp_path: Path) -> None:
     llama, qwen = judged(tmp_path, (1.0, 1.0), (3.0, 1.0))
     qwen = replace(qwen, row=replace(qwen.row, model="qwen3-32b", id="qwen"))
     assert by_bars([llama, qwen]) == [llama]
-    text = "\n".join(lines([llama, qwen], {llama.row.series.name: 0.0}, 1))
+    text = "\n".join(lines([llama, qwen], {llama.row.series.name: NO_HOST_TIME}, 1))
     assert "| all | 1 | 0.0 % |" in text
     assert "| qwen3-32b: nothing was fitted to it | 1 | 200.0 % |" in text
     rows = [replace(llama.row, id=str(i)) for i in range(9)] + [qwen.row] * 9

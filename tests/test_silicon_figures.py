@@ -81,7 +81,7 @@ def test_an_engine_s_constant_is_found_wherever_it_lies(
     monkeypatch.setattr("simcore.validate.engines.predict.predict_all", predicted)
     rows = [row(MAX_70B, clients, 2, tmp_path) for clients in (4, 32)]
     rows = [replace(r, id=str(i), tpot_s=step_s(r.clients, host_s)) for i, r in enumerate(rows)]
-    assert fitted({"series": rows}, "none") == {"series": pytest.approx(host_s, abs=1e-7)}
+    assert fitted({"series": rows}, "none")["series"].sequence_s == pytest.approx(host_s, abs=1e-7)
 
 
 NODES = (0.0, 2e-6, 5e-6, 1e-5, 2e-5, 4e-5, 8e-5, 1.6e-4)
@@ -102,7 +102,31 @@ def test_at_these_constants_times_are_predicted_not_interpolated(
 
     monkeypatch.setattr("simcore.validate.engines.predict.predict_all", predicted)
     one = replace(row(MAX_70B, 4, 2, tmp_path), tpot_s=step_s(host_s))
-    assert fitted({"series": [one]}, "none") == {"series": pytest.approx(host_s, rel=1e-9, abs=1e-12)}
+    assert fitted({"series": [one]}, "none")["series"].sequence_s == pytest.approx(
+        host_s, rel=1e-9, abs=1e-12
+    )
+
+
+@pytest.mark.parametrize(("request_s", "token_s"), [(0.0, 0.0), (5e-3, 0.0), (2e-3, 1e-5), (1e-2, 2e-6)])
+def test_a_front_end_is_the_one_that_most_rows_say(
+    request_s: float, token_s: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prompts of two lengths, the longer of which half of all rows have, at 0.1 s beside the front end."""
+
+    def ttft_s(one: Row, front: HostTime) -> float:
+        return 0.1 + front.request_s + front.prompt_token_s * one.isl
+
+    def predicted(tasks: Sequence[tuple[Row, HostTime]], *_: object) -> list[Predicted]:
+        return [Predicted(ttft_s(one, front), 0.01, 0.0, 0.0, 0) for one, front in tasks]
+
+    monkeypatch.setattr("simcore.validate.engines.predict.predict_all", predicted)
+    made = HostTime(request_s=request_s, prompt_token_s=token_s)
+    lengths = [500, 4000] * 4
+    given = [replace(row(MAX_70B, 4, 2, tmp_path), id=str(i), isl=isl) for i, isl in enumerate(lengths)]
+    rows = [replace(one, tpot_s=0.01, ttft_s=ttft_s(one, made)) for one in given]
+    assert fitted({"series": rows}, "none") == {"series": made}
+    # A handful of rows does not tell a front end.
+    assert fitted({"series": rows[1:]}, "none") == {"series": HostTime()}
 
 
 def test_the_others_are_as_good_as_they_say() -> None:

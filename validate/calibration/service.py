@@ -1,7 +1,7 @@
 """Fits the host time of one's own service to runs of `vllm bench serve`, and says how good the fit is.
 
     r          = log(predicted mean / measured mean) of TPOT and of TTFT, of each run
-    host time  = argmin of the sum of r^2 + (RIDGE * cost / the cost that alone would be all of the time)^2
+    host time  = argmin of the sum over runs of (r / REPEATS)^2 + the sum over costs of (cost / USUAL)^2
                  0 <= each cost,  request_s and prompt_token_s * prompt_tokens <= BUSY / rate of each run
 
 A run is simulated by a scenario of the service (device, model, engine) with the load that its file states
@@ -28,12 +28,15 @@ from simcore.studies.serving.host_time import MOST_S, HostTime
 APART = 1.5
 # Steps of the search at most; it ends where one leaves more than the share LESS of the sum of squares.
 MOST_STEPS, LESS = 8, 0.98
-# Slopes are over a change of the measured time by about this share; those of later steps over less.
+# Slopes are over a change of the measured time by this share at most; those of later steps over less.
 CHANGED = 0.05
 # Most times that a step is halved.
 MOST_HALVED = 3
-# Keeps costs small that runs hardly determine.
-RIDGE = 0.01
+# How well runs of a service repeat: what says little about a cost in this measure hardly moves it.
+REPEATS = {"tpot": 0.02, "ttft": 0.05}
+# The order of magnitude of what engines' hosts take, an assumption: launches and the sampler's calls from
+# Python; an HTTP request that is parsed and handed to another process; tokenising 100,000 tokens a second.
+USUAL = {"step_s": 2e-3, "sequence_s": 5e-5, "request_s": 1e-2, "prompt_token_s": 1e-5}
 # A front end is busy for this share of a run at most: near saturation its queue makes any TTFT of a small
 # cost, and at a higher load a prediction would be all queue.
 BUSY = 0.5
@@ -108,11 +111,12 @@ def told_apart(runs: Sequence[MeasuredRun]) -> tuple[str, ...]:
 def fitted(runs: Sequence[R], predict: Predict[R]) -> HostTime:
     """Returns the host time that predicts runs best: a Gauss-Newton search from no host time."""
     names = told_apart(runs)
-    scale = np.array([_scale(runs, name) for name in names])
+    usual = np.array([USUAL[name] for name in names])
+    scale = np.minimum([_scale(runs, name) for name in names], usual / CHANGED)
     most = np.array([_most(runs, name) for name in names])
 
     def off(costs: Numbers) -> Numbers:
-        return np.concatenate([_off(runs, predict, _host(names, costs)), RIDGE * costs / scale])
+        return np.concatenate([_off(runs, predict, _host(names, costs)), costs / usual])
 
     costs = np.zeros(len(names))
     here = off(costs)
@@ -125,8 +129,8 @@ def fitted(runs: Sequence[R], predict: Predict[R]) -> HostTime:
         slopes = np.stack(
             [(off(costs + change) - here) / change[i] for i, change in enumerate(np.diag(changes))], axis=1
         )
-        # In units of `scale` the columns are alike.
-        wanted = lsq_linear(slopes * scale, slopes @ costs - here, bounds=(0.0, most / scale)).x * scale
+        # In units of `usual` the columns are alike.
+        wanted = lsq_linear(slopes * usual, slopes @ costs - here, bounds=(0.0, most / usual)).x * usual
         there = off(wanted)
         for _ in range(MOST_HALVED):
             if there @ there < here @ here:
@@ -142,11 +146,12 @@ def fitted(runs: Sequence[R], predict: Predict[R]) -> HostTime:
 
 
 def _off(runs: Sequence[R], predict: Predict[R], host: HostTime) -> Numbers:
-    """Returns the errors of TPOT and TTFT of each run, as logarithms."""
+    """Returns the errors of TPOT and TTFT of each run, as logarithms in units of REPEATS."""
     off = []
     for run in runs:
         ours, theirs = predict(run, host), run.times
-        off += [math.log(ours.tpot_s / theirs.tpot_s), math.log(ours.ttft_s / theirs.ttft_s)]
+        off.append(math.log(ours.tpot_s / theirs.tpot_s) / REPEATS["tpot"])
+        off.append(math.log(ours.ttft_s / theirs.ttft_s) / REPEATS["ttft"])
     return np.array(off)
 
 

@@ -5,7 +5,7 @@
 FILE is a table of measured runs with the columns of `simcore.validate.engines.rows`. The program predicts its
 dense Llama-3.1 8B and 70B and Qwen3-32B rows on H100 and H200, each as the closed loop that it was, by the
 engine's own batching rules, at the default prices of its card or those of another profile. A tenth of the
-Llama rows of each series, drawn by the seed, determines its one constant
+Llama rows of each series, drawn by the seed, determines its constants
 (`simcore.validate.engines.predict`); the others are judged by the bars, and Qwen's, to which nothing was
 fitted, apart:
 
@@ -27,7 +27,7 @@ import typer
 from simcore.devices.in_use import prices_of
 from simcore.devices.profile import NO_PROFILE, profile_names
 from simcore.input.files import InputError, unknown_name
-from simcore.studies.serving.host_time import HostTime
+from simcore.studies.serving.host_time import NO_HOST_TIME, HostTime
 from simcore.validate.calibration.records import NAME
 from simcore.validate.engines.predict import HOST_S, Predicted, drawn, fitted, least, predict_all
 from simcore.validate.engines.rows import FITTED, Row, impossible, inconsistent, read_rows
@@ -65,20 +65,19 @@ class Compared:
 
 def compared(
     rows: Sequence[Row], profile: str, seed: int, jobs: int | None = None
-) -> tuple[list[Compared], dict[str, float]]:
-    """Returns all rows with their predictions, and the constants of their series in seconds for each sequence
-    of a step."""
+) -> tuple[list[Compared], dict[str, HostTime]]:
+    """Returns all rows with their predictions, and the constants of their series."""
     chosen = drawn(rows, seed)
-    host_s = fitted(chosen, profile, jobs)
+    hosts = fitted(chosen, profile, jobs)
     known = {row.id for mine in chosen.values() for row in mine}
     # A series without a row of a fitted model has no constant.
-    own_s = {row.id: host_s.get(row.series.name, 0.0) for row in rows}
-    found = predict_all([(row, HostTime(sequence_s=own_s[row.id])) for row in rows], profile, jobs)
+    own = {row.id: hosts.get(row.series.fitted_as, NO_HOST_TIME) for row in rows}
+    found = predict_all([(row, own[row.id]) for row in rows], profile, jobs)
     every = [
         Compared(row, ours, _cannot_be(row, floor), "", row.id in known)
         for row, ours, floor in zip(rows, found, least(rows, jobs), strict=True)
     ]
-    return [replace(one, why=_why(one, own_s[one.row.id], rows)) for one in every], host_s
+    return [replace(one, why=_why(one, own[one.row.id].sequence_s, rows)) for one in every], hosts
 
 
 def _cannot_be(row: Row, floor: Predicted) -> str:
@@ -140,11 +139,11 @@ FIGURES = ("tpot_median", "tpot_mean", "ttft_median", "ttft_mean")
 HEAD = ("n", "TPOT median", "mean", "TTFT median", "mean")
 
 
-def lines(found: Sequence[Compared], host_s: dict[str, float], worst: int) -> Iterator[str]:
+def lines(found: Sequence[Compared], hosts: dict[str, HostTime], worst: int) -> Iterator[str]:
     """Yields the printed lines about judged rows."""
     judged = [one for one in found if not one.is_fitted]
     apart = [one for one in judged if one.row.model not in FITTED]
-    yield from _constants(found, host_s)
+    yield from _constants(found, hosts)
     yield ""
     by_group = [[*name.split(" | "), *_cells(mine)] for name, mine in groups(judged).items()]
     yield from markdown([["series", "model", "card", *HEAD], *by_group])
@@ -160,12 +159,14 @@ def _cells(found: Sequence[Compared]) -> list[str]:
     return [f"{got['n']:.0f}", *(f"{got[name]:.1f} %" for name in FIGURES)]
 
 
-def _constants(found: Sequence[Compared], host_s: dict[str, float]) -> Iterator[str]:
-    for series, seconds in host_s.items():
+def _constants(found: Sequence[Compared], hosts: dict[str, HostTime]) -> Iterator[str]:
+    for series, host in hosts.items():
         fits = [one for one in found if one.is_fitted and one.row.series.name == series]
         of = sum(one.row.series.name == series and one.row.model in FITTED for one in found)
         # The search ends at this value.
-        cost = f"host {1e6 * seconds:.1f} us a sequence of a step{' or more' * (seconds == HOST_S[-1])}"
+        more = " or more" * (host.sequence_s == HOST_S[-1])
+        front = f"front end {1e3 * host.request_s:g} ms a request, {1e6 * host.prompt_token_s:g} us a token"
+        cost = f"host {1e6 * host.sequence_s:.1f} us a sequence of a step{more}, {front}"
         yield f"{series}: {cost}, fitted to {len(fits)} of {of} rows"
 
 
@@ -217,7 +218,7 @@ def _line(one: Compared) -> dict[str, Any]:
     row, ours = one.row, one.predicted
     return {
         "id": row.id, "series": row.series.name, "engine": row.engine, "model": row.model, "card": row.card,
-        "weights": row.weights, "kv": row.series.kv_dtype, "ranks": row.ranks, "clients": row.clients,
+        "weights": row.weights, "kv": row.kv_dtype, "ranks": row.ranks, "clients": row.clients,
         "isl": row.isl, "osl": row.osl,
         "ttft_s": row.ttft_s, "predicted_ttft_s": ours.ttft_s, "ttft_error_pct": one.ttft_pct,
         "tpot_s": row.tpot_s, "predicted_tpot_s": ours.tpot_s, "tpot_error_pct": one.tpot_pct,
@@ -251,8 +252,8 @@ def main(
     for line in _origins(rows, profile):
         typer.echo(line)
     typer.echo(f"{len(rows)} rows; {others} others are of other models, cards or modes")
-    found, host_s = compared(rows, profile, seed, jobs)
-    for line in lines(found, host_s, worst):
+    found, hosts = compared(rows, profile, seed, jobs)
+    for line in lines(found, hosts, worst):
         typer.echo(line)
     if out is not None:
         write_csv([_line(one) for one in found], out)

@@ -1,13 +1,17 @@
 """Predicts a measured row: the same clients, engine and card, at the prices of a profile.
 
     TTFT, TPOT = means over the requests that the benchmark counts
-    a step takes its ops' time + its sequences x host_s, the one constant of a series
+    a step takes its ops' time + its sequences x sequence_s
+    a request passes a serial front end in request_s + its prompt's tokens x prompt_token_s
 
-`host_s` is the part of a step that the card does not hide: between two steps the engine schedules, samples,
-prepares inputs and answers, one sequence after the other. It depends on the engine's version and on the
-machines, so each series of measurements has its own, fitted to a tenth of its rows, drawn by a seed:
+`sequence_s` is the part of a step that the card does not hide: between two steps the engine schedules,
+samples, prepares inputs and answers, one sequence after the other. These constants depend on the engine's
+version and on the machines, so each series of measurements has its own, fitted to a tenth of its rows, drawn
+by a seed, first the one and then, where at least FEWEST rows are drawn, the front end's (else 0: two
+constants more are no fit to a handful of rows, and a front end that is too slow makes any TTFT):
 
-    host_s = argmin of the mean over these rows of |log(predicted TPOT / measured TPOT)|
+    sequence_s = argmin of the mean over these rows of |log(predicted TPOT / measured TPOT)|
+    front end  = argmin of the mean over these rows of |log(predicted TTFT / measured TTFT)| on a grid
 
 The fit never uses the other rows.
 """
@@ -19,6 +23,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import product
 from typing import Any, cast
 
 import numpy as np
@@ -43,6 +48,10 @@ FITTED_SHARE = 0.1
 # The search for host_s interpolates TPOT linearly between these values.
 HOST_S = (0.0, 2e-6, 5e-6, 1e-5, 2e-5, 4e-5, 8e-5, 1.6e-4, 3.2e-4)
 STEPS = 9601
+# Rows that a front end is fitted to at least.
+FEWEST = 8
+# The front ends that are tried, in the order in which the first of equal ones is taken.
+REQUEST_S, PROMPT_TOKEN_S = (0.0, 2e-3, 5e-3, 1e-2), (0.0, 2e-6, 5e-6, 1e-5)
 FLOOR = "floor"
 Numbers = NDArray[np.float64]
 # An answer reaches its client, and the next request the engine, after the next step has begun.
@@ -70,6 +79,8 @@ def scenario_of(row: Row, profile: str, host: HostTime = NO_HOST_TIME) -> Servin
     """Returns the row as a scenario with a profile of its card: the default profile, another, or none."""
     known, weights = row.series, row.weights
     budget = known.by_lengths.get(row.lengths, known.token_budget)
+    if known.budget_beyond_prompt is not None:
+        budget = row.isl + known.budget_beyond_prompt
     strategy = {
         "kind": "continuous_batching",
         "token_budget": budget,
@@ -90,7 +101,7 @@ def scenario_of(row: Row, profile: str, host: HostTime = NO_HOST_TIME) -> Servin
         "model": row.model,
         "profile": {NAME: None, FLOOR: NO_PROFILE}.get(profile, profile),
         "dtype": weights,
-        "dtypes": {"lm_head": "bf16", "embedding": "bf16", "kv": known.kv_dtype},
+        "dtypes": {"lm_head": "bf16", "embedding": "bf16", "kv": row.kv_dtype},
         "devices": row.ranks,
         "memory_share": known.memory_share,
         "workload": {
@@ -176,7 +187,7 @@ def predict_all(tasks: Sequence[Task], profile: str, jobs: int | None = None) ->
 
 def _place(row: Row) -> tuple[object, ...]:
     """Returns the fields that determine prices."""
-    return (row.card, row.model, row.ranks, row.weights, row.series.kv_dtype)
+    return (row.card, row.model, row.ranks, row.weights, row.kv_dtype)
 
 
 def _predict_group(profile: str, tasks: Sequence[Task]) -> list[Predicted]:
@@ -206,8 +217,31 @@ def drawn(rows: Sequence[Row], seed: int) -> dict[str, list[Row]]:
     }
 
 
-def fitted(chosen: Mapping[str, Sequence[Row]], profile: str, jobs: int | None = None) -> dict[str, float]:
-    """Fits host_s of each series to these rows."""
+def fitted(chosen: Mapping[str, Sequence[Row]], profile: str, jobs: int | None = None) -> dict[str, HostTime]:
+    """Fits the constants of each series to these rows."""
+    sequence_s = _sequence_s(chosen, profile, jobs)
+    tried = {
+        name: [
+            HostTime(sequence_s=sequence_s[name], request_s=request_s, prompt_token_s=token_s)
+            for request_s, token_s in product(REQUEST_S, PROMPT_TOKEN_S)
+        ][: None if len(mine) >= FEWEST else 1]
+        for name, mine in chosen.items()
+    }
+    told = {name: mine for name, mine in chosen.items() if len(tried[name]) > 1}
+    tasks = [(row, host) for name, mine in told.items() for row in mine for host in tried[name]]
+    found = iter(predict_all(tasks, profile, jobs))
+    off = {
+        name: [[abs(math.log(next(found).ttft_s / row.ttft_s)) for _ in tried[name]] for row in mine]
+        for name, mine in told.items()
+    }
+    return {
+        name: hosts[int(np.mean(off[name], axis=0).argmin()) if name in off else 0]
+        for name, hosts in tried.items()
+    }
+
+
+def _sequence_s(chosen: Mapping[str, Sequence[Row]], profile: str, jobs: int | None) -> dict[str, float]:
+    """Fits what a sequence adds to a step, of each series, in seconds."""
     rows = [row for mine in chosen.values() for row in mine]
     tasks = [(row, HostTime(sequence_s=seconds)) for row in rows for seconds in HOST_S]
     found = iter(predict_all(tasks, profile, jobs))

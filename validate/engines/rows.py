@@ -33,6 +33,8 @@ CARDS = {"h100_sxm": "h100-sxm", "h200_sxm": "h200-sxm"}
 NAMES = {"llama-3.1-8b": "llama-3.1-8b", "llama-3.1-70b": "llama-3.1-70b", "qwen3-32b": "qwen3-32b"}
 FITTED = frozenset({"llama-3.1-8b", "llama-3.1-70b"})
 FORMATS = {"fp8": "fp8", "fp8_block": "fp8", "": "bf16", "bf16": "bf16", "float16": "bf16"}
+# The KV cache of a series whose rows have it in the format of their weights.
+AS_WEIGHTS = "weights"
 COLUMNS = (
     "id", "silicon_data_source", "backend", "model_path", "system", "mode", "isl", "osl", "gemm_quant_mode",
     "batch_size", "tp_size", "pp_size", "silicon_ttft_ms", "silicon_tpot_ms",
@@ -70,6 +72,13 @@ class Series:
     by_lengths: dict[str, Count] = field(default_factory=dict)
     wait: Wait | None = None
     distinct_prompts: Count | None = None
+    budget_beyond_prompt: Count | None = None
+    constants_of: str | None = None
+
+    @property
+    def fitted_as(self) -> str:
+        """The series whose constants these rows are predicted with."""
+        return self.constants_of or self.name
 
 
 @checked(frozen=True, config=STRICT)
@@ -104,6 +113,11 @@ class Row:
     def lengths(self) -> str:
         """Lengths of prompt and answer, as one word."""
         return f"{self.isl}x{self.osl}"
+
+    @property
+    def kv_dtype(self) -> str:
+        """The number format of the KV cache."""
+        return self.weights if self.series.kv_dtype == AS_WEIGHTS else self.series.kv_dtype
 
     @property
     def cycle_s(self) -> float:
@@ -211,7 +225,7 @@ def _cached_bytes(row: Row) -> float:
     """Returns the bytes of KV cache of a token on all ranks."""
     config = config_of(row.model)
     width = 2 * max(config.kv_heads, row.ranks) * config.head_dim * config.layers
-    return width * DTYPE_BYTES[row.series.kv_dtype]
+    return width * DTYPE_BYTES[row.kv_dtype]
 
 
 def _flops(row: Row, tokens: float) -> float:
