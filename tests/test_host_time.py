@@ -1,5 +1,6 @@
 """Host time of engines: what a step takes longer, and the line before a serial front end."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from simcore.studies.one_device import DeviceStudy
 from simcore.studies.serving.host_time import HostTime
 from simcore.studies.serving.runner import Bench, Result
 from simcore.studies.serving.strategies import label
-from simcore.studies.serving.study import cases
+from simcore.studies.serving.study import cases, refusal
 
 CONTINUOUS = {"kind": "continuous_batching", "token_budget": 1024}
 STRATEGIES = [
@@ -149,6 +150,14 @@ def test_each_server_has_a_front_end_of_its_own() -> None:
 def test_no_host_time_is_no_change() -> None:
     plain, zero = (result_of(CONTINUOUS | given).served for given in ({}, {"host": {"step_s": 0.0}}))
     assert plain.finish_s.tolist() == zero.finish_s.tolist()
+
+
+def test_a_real_machine_has_a_host_of_its_own() -> None:
+    for host, reason in (({}, None), (FRONT, "host: a real machine takes the time of its own host")):
+        bench = bench_of(CONTINUOUS | {"host": host})
+        measured = replace(bench, hardware=replace(bench.hardware, measured=True))
+        found = refusal(measured, next(cases(measured)))
+        assert found is None if reason is None else reason in str(found)
 
 
 def test_what_a_host_is_called() -> None:
