@@ -74,7 +74,7 @@ SEQUENCES = (
 )
 WITH_PROMPTS = (8, 32, 128, 256, 512, 1024, 2048, 4096)
 # Of steps with prompts alone fewer are captured: they are rare where many sequences decode.
-ALONE = (8, 128, 1024, 4096)
+ALONE = (8, 256, 4096)
 TOKENS = (*range(16, 513, 16), *range(576, 1025, 64), *range(1152, 2049, 128))
 # The layer, the sequences of a step, and whether both prompts and decoding sequences are in it.
 Key = tuple[int, int, bool]
