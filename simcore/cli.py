@@ -300,6 +300,9 @@ def calibrate(
 ) -> None:
     """Measure what ops cost on this machine and write its profile; or fit the host time of a service."""
     if results:
+        others = {"--on": on != "cpu", "--quick": quick, "--minutes": minutes is not None, "--kinds": kinds}
+        if names := [name for name, given in others.items() if given]:
+            raise InputError(f"{names[0]}: is for measuring; calibrate --from measures nothing")
         _calibrate_service([*results, *more], scenario, engine, settings, out)
         return
     _check_no_service(more, scenario, engine, settings)
@@ -325,7 +328,7 @@ def _calibrate_service(
     files: Sequence[Path], file: Path | None, engine: str, settings: Sequence[str], out: Path | None
 ) -> None:
     """Fits the host time of a service to result files, writes an engine's file and says how good it is."""
-    from simcore.validate.calibration.service_engine import calibrate_service  # noqa: PLC0415
+    from simcore.validate.calibration.service_engine import calibrate_service, check_out  # noqa: PLC0415
 
     if file is None:
         raise InputError(
@@ -335,8 +338,7 @@ def _calibrate_service(
     path = shipped.found(file)
     scenario = load_scenario(path, [*settings, *named], typed=file)
     target = out or Path(f"{scenario.name}-engine.yaml")
-    if target.is_dir() or not target.absolute().parent.is_dir():
-        raise InputError(f"--out {target}: {'is a folder' if target.is_dir() else 'its folder is not there'}")
+    check_out(target, [*files, path])
     found = calibrate_service(files, scenario, str(path), target, terminal.progress())
     for one in found.held_back:
         tpot_ms, ttft_ms = (

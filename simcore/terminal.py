@@ -65,6 +65,8 @@ def message_and_code(error: Exception) -> tuple[str, int]:
         return f"{error.filename or 'output'}: {error.strerror or error}", USAGE
     if hasattr(error, "format_message"):
         return str(error.format_message()), USAGE
+    if getattr(error, "of_process", False):
+        return str(error), BROKEN
     *_, place = traceback.extract_tb(error.__traceback__)
     where = f"{Path(place.filename).name}, line {place.lineno}"
     says = f"{type(error).__name__}: {plain(error, LONGEST_LIST)}"

@@ -54,13 +54,14 @@ def test_steps_are_those_of_the_machine_that_serves(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter is for machines without a CUDA device")
 def test_gaps_are_those_between_the_steps_of_a_service(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three requests that come at once, and then leave one by one: steps of prompts, and of three, two and
-    one sequences."""
-    for name, few in (("SEQUENCES", 3), ("PROMPTS", (20,)), ("ANSWER", 3), ("RUNS", 2), ("BEFORE", 1)):
+    """Three requests that come at once, and then leave one by one: of 32 tokens in the first step 12 are of
+    the second prompt, whose rest and the third one end beside the first answer."""
+    few_of = {"SEQUENCES": 3, "PROMPTS": (20,), "ANSWER": 3, "RUNS": 2, "BEFORE": 1, "BUDGET": 32}
+    for name, few in few_of.items():
         monkeypatch.setattr(card_service, name, few)
     monkeypatch.setattr(card_service, "pace", lambda: SimpleNamespace(keeps=lambda act: (act(), True)))
     found = list(card_service.gaps_on(replace(GQA, layers=1), FakeCudaApi(), "cpu"))
-    assert [gap.sequences for gap in found if gap.prompts is None] == 2 * [3, 2, 1]
+    assert [(gap.sequences, gap.prompts) for gap in found] == 2 * [(1, 2), (3, None), (2, None), (1, None)]
     assert all(gap.seconds >= 0.0 for gap in found)
 
 

@@ -236,7 +236,8 @@ def test_a_file_of_one_s_own_stands_on_its_base(tmp_path: Path) -> None:
         ({"fields": {"host": {"step_s": -1.0}}}, "fields: "),
         ({"fields": {"hosts": {}}, "sources": {"hosts": "x"}}, "unknown field 'hosts'"),
         ({"sources": {}}, "missing key 'sources.host'"),
-        ({"base": None}, "missing key 'fields.token_budget'"),
+        ({"base": None}, "base: is missing; one of sglang-0.5"),
+        ({"cases": [{"memory_gib": [0, 1], "fields": {"token_budget": 256}}]}, "cases: only presets"),
     ],
 )
 def test_a_wrong_file_is_one_line(tmp_path: Path, change: dict[str, Any], says: str) -> None:

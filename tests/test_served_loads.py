@@ -108,7 +108,8 @@ def test_recorded_loads_are_predicted() -> None:
 
 @slow
 def test_loads_of_earlier_engines_are_predicted_about() -> None:
-    """Their schedule ran uncompiled, and their steps were padded further."""
+    """Their steps were padded further, and the schedule of most ran uncompiled. The worst is of the service
+    that determined the host's costs of prompts."""
     earlier = served_loads.MEASURED.with_name("h200_serving_loads_earlier.csv")
     found = figures(list(predicted(read_latencies(earlier), "local")))
     assert found["median"] < 5.0

@@ -126,7 +126,7 @@ def calibrated(*words: object) -> tuple[int, str]:
 @pytest.mark.parametrize("detailed", [True, False])
 def test_a_service_s_constants_are_found_again(tmp_path: Path, detailed: bool) -> None:
     """What steps take to 5 %, what the front end takes for prompts as in these runs to 15 %; what is held
-    back is predicted within the issue's bars."""
+    back is predicted within 5 and 15 %."""
     files = [result_file(tmp_path, name, detailed=detailed) for name in LOADS]
     out = tmp_path / "ours-engine.yaml"
     code, said = calibrated("--from", *files, "--scenario", scenario_file(tmp_path), "--out", out)

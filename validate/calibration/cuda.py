@@ -214,9 +214,8 @@ def _overheads(
             costs |= of_service
             notes.append(note)
     except card_measure.FAILURES as error:
-        later = "launch_s", "in_graph_s", "in_step_s", "batch_s"
-        missing = next((name for name in later if name not in costs), "what services cost")
-        missing = "what verbs cost" if missing == "launch_s" else missing
+        later = {"launch_s": "what verbs cost", "in_graph_s": "in_graph_s", "in_step_s": "in_step_s"}
+        missing = next((said for name, said in later.items() if name not in costs), "what services cost")
         notes.append(f"{missing} could not be measured: {one_line(error)}")
         card_measure.go_on()
     return costs, notes

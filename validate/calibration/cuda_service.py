@@ -35,7 +35,8 @@ from simcore.workload.requests import END, REQUESTS, Journal, Request
 SEQUENCES, PROMPTS, ANSWER, SEED = 160, (1024, 128, 512, 64, 1536, 256, 96, 768), 40, 0
 # Runs that count, and those before: the first captures, the second sends its graphs to the card.
 RUNS, BEFORE = 5, 2
-BLOCK = 16
+# Tokens of a step at most, and of a block.
+BUDGET, BLOCK = 2048, 16
 # Seconds by the names of `machine.Overheads`.
 Costs = Mapping[str, float]
 
@@ -129,7 +130,9 @@ def gaps_on(config: DecoderConfig, api: CudaApi, device: torch.device | str) -> 
             m.send(REQUESTS, Request(i, 0.0, prompt, ANSWER + i, ANSWER + SEQUENCES), m.rank)
         m.send(REQUESTS, END, m.rank)
         blocks = SEQUENCES * -(-positions // BLOCK)
-        yield from continuous_batching(m, model, Journal(), blocks=blocks, block_tokens=BLOCK)
+        yield from continuous_batching(
+            m, model, Journal(), blocks=blocks, block_tokens=BLOCK, token_budget=BUDGET
+        )
 
     for i in range(BEFORE + RUNS):
         state.reset()

@@ -4,7 +4,7 @@ The file is a preset of one's own (`simcore/studies/serving/engines/presets.py`)
 the scenario and adds the host time that was fitted, with how good it was for each run that was held back.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from simcore.input.drafts import write_text
 from simcore.input.files import InputError
 from simcore.scenario import Scenario, parse_scenario, resolved
 from simcore.studies.one_device import DeviceStudy
-from simcore.studies.serving.engines.presets import preset_of
+from simcore.studies.serving.engines.presets import own_of, preset_of
 from simcore.studies.serving.host_time import HostTime
 from simcore.studies.serving.runner import Bench
 from simcore.studies.serving.scenario import ServingScenario
@@ -26,6 +26,9 @@ from simcore.validate.calibration.service import HeldBack, Times, each_held_back
 from simcore.validate.calibration.service_runs import ServiceRun, read_run
 
 Doing = Callable[[str, int, int], None]
+# The field that is fitted; the first line of what is written.
+HOST = "host"
+HEAD = "# Written by `simcore calibrate --from`. A strategy takes it by `engine: FILE`; times in s.\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +45,7 @@ def calibrate_service(
 ) -> Calibrated:
     """Fits the host time of a scenario's service to result files and writes the file of its engine. `where`:
     the scenario in messages. Raises InputError."""
-    base, document = _service(scenario, where)
+    own, document = _service(scenario, where)
     runs = {str(path): read_run(path) for path in files}
     if len(runs) < len(files):
         raise InputError(f"--from: {files[-1]}: a file is given twice")
@@ -54,8 +57,21 @@ def calibrate_service(
     host = _rounded(fitted([*runs.values()], predict))
     notes = list(_notes(runs, predict))
     found = Calibrated(host, held_back, notes)
-    write_text(out, _text(found, base, scenario.name, list(runs)))
+    write_text(out, _text(found, own, scenario.name, list(runs)))
     return found
+
+
+def check_out(out: Path, inputs: Sequence[Path]) -> None:
+    """Raises InputError where an engine's file cannot be written, or would replace what this has not."""
+    if out.suffix != ".yaml":
+        raise InputError(f"--out {out}: an engine's file ends in .yaml")
+    if out.is_dir() or not out.absolute().parent.is_dir():
+        raise InputError(f"--out {out}: {'is a folder' if out.is_dir() else 'its folder is not there'}")
+    if out.exists() and (
+        any(out.samefile(path) for path in inputs if path.exists())
+        or not out.read_bytes().startswith(HEAD.encode())
+    ):
+        raise InputError(f"--out {out}: is there, and calibrate --from has not written it, or reads it now")
 
 
 def _rounded(host: HostTime) -> HostTime:
@@ -63,9 +79,9 @@ def _rounded(host: HostTime) -> HostTime:
     return HostTime(**{name: round(seconds, 9) for name, seconds in host.model_dump().items()})
 
 
-def _service(scenario: Scenario, where: str) -> tuple[str, dict[str, Any]]:
-    """Returns the preset that the service's engine stands on, and the scenario with all its fields. Raises
-    InputError if it is not one case of one service with an engine."""
+def _service(scenario: Scenario, where: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Returns what the service's engine has besides its host time, as a file of one's own, and the scenario
+    with all its fields. Raises InputError if it is not one case of one service with an engine."""
     if not isinstance(scenario, ServingScenario):
         raise InputError(f"{where}: study: is {scenario.study}; serving is needed")
     (one, *others) = scenario.strategies
@@ -73,7 +89,11 @@ def _service(scenario: Scenario, where: str) -> tuple[str, dict[str, Any]]:
         raise InputError(f"{where}: strategies: one of kind continuous_batching with an engine is needed")
     if scenario.fleets or len(scenario.devices_in_use) != 1:
         raise InputError(f"{where}: device: one device is needed")
-    return preset_of(one.engine), resolved(assemble(scenario, where).scenario)
+    own = own_of(one.engine)
+    fields, sources = (dict(own.fields), dict(own.sources)) if own else ({}, {})
+    fields.pop(HOST, None)
+    known = {"base": preset_of(one.engine), "fields": fields, "sources": sources}
+    return known, resolved(assemble(scenario, where).scenario)
 
 
 class _Predict:
@@ -141,8 +161,8 @@ def _notes(runs: dict[str, ServiceRun], predict: _Predict) -> Iterator[str]:
             yield f"{name}: without host time TPOT is predicted {pct:.1f} % too long already: by prices"
 
 
-def _text(found: Calibrated, base: str, name: str, files: Sequence[str]) -> str:
-    """Returns the content of an engine's file."""
+def _text(found: Calibrated, own: Mapping[str, Any], name: str, files: Sequence[str]) -> str:
+    """Returns the content of an engine's file: what it has besides, `own`, and the host time."""
     said = "; ".join(
         f"{Path(one.name).name} held back: TPOT {one.tpot_pct:+.1f} %, TTFT {one.ttft_pct:+.1f} %"
         for one in found.held_back
@@ -150,10 +170,12 @@ def _text(found: Calibrated, base: str, name: str, files: Sequence[str]) -> str:
     names = ", ".join(Path(each).name for each in files)
     document = {
         "name": name,
-        "base": base,
-        "description": f"{base} with the host time of a service, fitted to {len(files)} of its runs",
-        "fields": {"host": found.host.model_dump()},
-        "sources": {"host": f"fitted to {names} by simcore calibrate --from. {said or 'Nothing held back.'}"},
+        "base": own["base"],
+        "description": f"{own['base']} with the host time of a service, fitted to {len(files)} of its runs",
+        "fields": {**own["fields"], HOST: found.host.model_dump()},
+        "sources": {
+            **own["sources"],
+            HOST: f"fitted to {names} by simcore calibrate --from. {said or 'Nothing held back.'}",
+        },
     }
-    head = "# Written by `simcore calibrate --from`. A strategy takes it by `engine: FILE`; times in s.\n"
-    return head + yaml.safe_dump(document, sort_keys=False, width=100)
+    return HEAD + yaml.safe_dump(document, sort_keys=False, width=100)

@@ -11,7 +11,8 @@ by a seed, first the one and then, where at least FEWEST rows are drawn, the fro
 constants more are no fit to a handful of rows, and a front end that is too slow makes any TTFT):
 
     sequence_s = argmin of the mean over these rows of |log(predicted TPOT / measured TPOT)|
-    front end  = argmin of the mean over these rows of |log(predicted TTFT / measured TTFT)| on a grid
+    front end  = argmin of the mean over these rows of |log(predicted TTFT / measured TTFT)| on a grid of
+                 those that are busy for BUSY of these rows' time at most, as in `calibrate --from`
 
 The fit never uses the other rows.
 """
@@ -41,6 +42,7 @@ from simcore.studies.serving.runner import Bench, price_shares
 from simcore.studies.serving.scenario import ServingScenario
 from simcore.studies.serving.study import cases
 from simcore.validate.calibration.records import NAME
+from simcore.validate.calibration.service import BUSY
 from simcore.validate.engines.rows import FITTED, Row
 
 # The share of rows to which a constant is fitted.
@@ -224,6 +226,7 @@ def fitted(chosen: Mapping[str, Sequence[Row]], profile: str, jobs: int | None =
         name: [
             HostTime(sequence_s=sequence_s[name], request_s=request_s, prompt_token_s=token_s)
             for request_s, token_s in product(REQUEST_S, PROMPT_TOKEN_S)
+            if all((request_s + token_s * row.isl) * row.clients <= BUSY * row.cycle_s for row in mine)
         ][: None if len(mine) >= FEWEST else 1]
         for name, mine in chosen.items()
     }

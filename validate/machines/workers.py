@@ -47,7 +47,9 @@ REQUEST = tuple(each.name for each in fields(Request))
 
 
 class WorkerError(RuntimeError):
-    """A worker ended before its work did; the message names it."""
+    """A worker ended before its work did; the message names it. `of_process`: it is no fault of the code."""
+
+    of_process = True
 
 
 class Instance(Protocol):
@@ -292,7 +294,9 @@ class Worker:
         code = self.process.exitcode
         if code is None:
             return "closed its pipe"
-        return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        if code < 0:
+            return f"was killed by {signal.Signals(-code).name}, as where memory is short"
+        return f"ended with exit code {code}"
 
 
 class Pool:

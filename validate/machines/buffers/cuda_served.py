@@ -73,8 +73,8 @@ SEQUENCES = (
     *range(1152, 4097, 128),
 )
 WITH_PROMPTS = (8, 32, 128, 256, 512, 1024, 2048, 4096)
-# Of steps with prompts alone fewer are captured: they are rare where many sequences decode.
-ALONE = (8, 256, 4096)
+# Of steps with prompts alone fewer are captured: many prompts at once are rare where sequences decode.
+ALONE = (32, 256, 512, 1024, 2048, 4096)
 TOKENS = (*range(16, 513, 16), *range(576, 1025, 64), *range(1152, 2049, 128))
 # The layer, the sequences of a step, and whether both prompts and decoding sequences are in it.
 Key = tuple[int, int, bool]

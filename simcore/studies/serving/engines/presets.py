@@ -123,10 +123,24 @@ def preset_of(name: str) -> str:
     return found.base or found.name
 
 
+def own_of(name: str) -> Engine | None:
+    """Returns what a file of one's own says by itself; None for the name of a preset. Raises InputError."""
+    return _read_own(Path(name)) if is_path(name, ".yaml") else None
+
+
+def _read_own(path: Path) -> Engine:
+    document = read_yaml(path)
+    if isinstance(document, dict) and document.get("base") is None:
+        raise InputError(f"{path}: base: is missing; one of {', '.join(engine_names())} is needed")
+    own = validated(Engine, document, str(path))
+    if own.cases:
+        raise InputError(f"{path}: cases: only presets have them; give fields")
+    return own
+
+
 def _of_file(path: Path) -> Engine:
-    own = validated(Engine, read_yaml(path), str(path))
-    if own.base is None:
-        return own
+    own = _read_own(path)
+    assert own.base is not None
     try:
         base = _shipped(own.base)
     except InputError as error:
