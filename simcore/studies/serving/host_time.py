@@ -10,8 +10,8 @@ The front end is what stands between a client and the engine's queue: HTTP, temp
 the engine's process. Its time is part of TTFT. It runs beside the engine's steps, as a process of its own
 does, so it makes no step longer.
 
-A step of prompts alone has one sequence at least. Instances that share a device share its host too: their steps
-wait for each other's host time as for each other's ops.
+A step of prompts alone has one sequence at least. Instances that share a device share its host too: their
+steps wait for each other's host time as for each other's ops.
 
 Every cost is 0 unless a scenario, or the file of an engine, states it: nobody publishes them, and they belong
 to a version of an engine on some machine. `simcore calibrate --from` fits them to runs of one's own.
