@@ -351,7 +351,10 @@ def _calibrate_service(
         typer.echo(f"{one.name} held back: TPOT {tpot_ms}; TTFT {ttft_ms}")
     for text in found.notes:
         typer.echo(f"note: {text}")
-    typer.echo(f"{target}: {found.host}, fitted to {len(files)} runs; use it by `engine: {target}`")
+    typer.echo(
+        f"{target}: {found.host}, fitted to {len(files)} run{'s' * (len(files) > 1)};"
+        f" use it by `engine: {target}`"
+    )
 
 
 def _check_no_service(

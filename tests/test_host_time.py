@@ -233,7 +233,7 @@ def test_a_file_of_one_s_own_stands_on_its_base(tmp_path: Path) -> None:
     ("change", "says"),
     [
         ({"base": "vlm-0.19"}, "base: unknown engine 'vlm-0.19'"),
-        ({"fields": {"host": {"step_s": -1.0}}}, "fields: "),
+        ({"fields": {"host": {"step_s": -1.0}}}, "fields.host.step_s: is -1.0"),
         ({"fields": {"hosts": {}}, "sources": {"hosts": "x"}}, "unknown field 'hosts'"),
         ({"sources": {}}, "missing key 'sources.host'"),
         ({"base": None}, "base: is missing; one of sglang-0.5"),

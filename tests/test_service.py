@@ -172,7 +172,7 @@ def test_two_runs_say_what_they_do_not_tell(tmp_path: Path) -> None:
         (lambda r: r.update(max_concurrency=2.5), "few.json: max_concurrency: is 2.5; a whole number"),
         (lambda r: r.update(total_output_tokens=80), "few.json: total_output_tokens: answers have 1 tokens"),
         (lambda r: r.update(input_lens=3), "few.json: input_lens: is 3; a list"),
-        (lambda r: r.update(output_lens=[0]), "few.json: output_lens: has no length above 0"),
+        (lambda r: r.update(output_lens=[0]), "few.json: output_lens: has 0 lengths above 0"),
         (
             lambda r: r.update(burstiness=-1.0, request_rate=1.0, input_lens=None),
             "few.json: burstiness: is -1.0",
@@ -199,7 +199,7 @@ def test_a_wrong_file_is_one_line(tmp_path: Path, change: Callable[[Any], Any], 
         (["--from", "few.json"], "--scenario: is missing"),
         (["--from", "none.json", "--scenario", "service.yaml"], "none.json: cannot be read"),
         (["--from", "few.json", "--scenario", "service.yaml", "--engine", "vlm"], "unknown engine 'vlm'"),
-        (["--from", "few.json", "few.json", "--scenario", "service.yaml"], "a file is given twice"),
+        (["--from", "few.json", "few.json", "--scenario", "service.yaml"], "is the same run as"),
         (
             ["--from", "few.json", "--scenario", "service.yaml", "--out", "none/x.yaml"],
             "--out none/x.yaml: its",

@@ -4,6 +4,7 @@ The file is a preset of one's own (`simcore/studies/serving/engines/presets.py`)
 the scenario and adds the host time that was fitted, with how good it was for each run that was held back.
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,6 +27,8 @@ from simcore.validate.calibration.service import HeldBack, Times, each_held_back
 from simcore.validate.calibration.service_runs import ServiceRun, read_run
 
 Doing = Callable[[str, int, int], None]
+# A TPOT that the fit misses by more says that it explains nothing.
+FAR = 0.05
 # The field that is fitted; the first line of what is written.
 HOST = "host"
 HEAD = "# Written by `simcore calibrate --from`. A strategy takes it by `engine: FILE`; times in s.\n"
@@ -47,15 +50,17 @@ def calibrate_service(
     the scenario in messages. Raises InputError."""
     own, document = _service(scenario, where)
     runs = {str(path): read_run(path) for path in files}
-    if len(runs) < len(files):
-        raise InputError(f"--from: {files[-1]}: a file is given twice")
+    seen: dict[bytes, Path] = {}
+    for path in files:
+        if (other := seen.setdefault(path.read_bytes(), path)) is not path:
+            raise InputError(f"--from: {path}: is the same run as {other}")
     predict = _Predict(document, where)
     held_back: list[HeldBack] = []
     for one in each_held_back(runs, predict):
         held_back.append(one)
         doing("fit", len(held_back), len(runs) + 1)
     host = _rounded(fitted([*runs.values()], predict))
-    notes = list(_notes(runs, predict))
+    notes = list(_notes(runs, predict, host))
     found = Calibrated(host, held_back, notes)
     write_text(out, _text(found, own, scenario.name, list(runs)))
     return found
@@ -143,8 +148,9 @@ class _Predict:
         return self._bench.of(scenario)
 
 
-def _notes(runs: dict[str, ServiceRun], predict: _Predict) -> Iterator[str]:
-    """Yields what these runs do not tell, and where prices alone are more than was measured."""
+def _notes(runs: dict[str, ServiceRun], predict: _Predict, host: HostTime) -> Iterator[str]:
+    """Yields what these runs do not tell, where prices alone are more than was measured, and where the fit is
+    far from what it was fitted to."""
     apart = told_apart([*runs.values()])
     if "sequence_s" not in apart:
         yield "all runs have as many sequences in a step: what one adds is in step_s; vary the load to tell"
@@ -153,9 +159,18 @@ def _notes(runs: dict[str, ServiceRun], predict: _Predict) -> Iterator[str]:
     if len(runs) == 1:
         yield "one run: nothing is held back, so how good this is for other loads is not known"
     for name, run in runs.items():
+        if run.capped:
+            how = "so many clients" if run.workload["arrivals"]["kind"] == "closed_loop" else "its rate alone"
+            yield f"{name}: has request_rate and max_concurrency; it is simulated as {how}"
         if not run.listed:
             yield f"{name}: has no input_lens (--save-detailed): all its requests are taken to be as long"
-        alone = predict(run, HostTime())
+        fit, alone = predict(run, host), predict(run, HostTime())
+        off = math.exp(abs(math.log(fit.tpot_s / run.times.tpot_s))) - 1.0
+        if off > FAR:
+            yield (
+                f"{name}: fitted to it, TPOT is still {100.0 * off:.0f} % off: no host as fast as usual ones"
+                " explains these runs together, so this says little of other loads"
+            )
         if alone.tpot_s > run.times.tpot_s:
             pct = 100.0 * (alone.tpot_s / run.times.tpot_s - 1.0)
             yield f"{name}: without host time TPOT is predicted {pct:.1f} % too long already: by prices"

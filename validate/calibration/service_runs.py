@@ -33,7 +33,8 @@ MS = 1e-3
 class ServiceRun:
     """A result file. `times`: means over the requests that succeeded; `workload`: its load, as a scenario has
     it; `sequences`: how many requests decode at a time; `prompt_tokens`: the mean; `rate_per_s`: of
-    answers; `listed`: whether the file has the length of each request."""
+    answers; `listed`: whether the file has the length of each request; `capped`: whether it has a rate and a
+    number of clients."""
 
     path: Path
     times: Times
@@ -42,6 +43,7 @@ class ServiceRun:
     prompt_tokens: float
     rate_per_s: float
     listed: bool
+    capped: bool
 
 
 def read_run(path: Path) -> ServiceRun:
@@ -52,18 +54,27 @@ def read_run(path: Path) -> ServiceRun:
     completed = _number(path, result, "completed", whole=True)
     times = Times(MS * _number(path, result, "mean_ttft_ms"), MS * _number(path, result, "mean_tpot_ms"))
     duration_s = _number(path, result, "duration")
+    if times.ttft_s > duration_s:
+        raise InputError(
+            f"{path}: mean_ttft_ms: is {1e3 * times.ttft_s:g}; more than duration, {duration_s:g} s"
+        )
     prompts = _number(path, result, "total_input_tokens", whole=True) / completed
     answers = _number(path, result, "total_output_tokens", whole=True) / completed
     if answers <= 1.0:
         raise InputError(f"{path}: total_output_tokens: answers have {answers:g} tokens; above 1 is needed")
     decode_s = (answers - 1.0) * times.tpot_s
+    if decode_s > duration_s:
+        raise InputError(
+            f"{path}: mean_tpot_ms: is {1e3 * times.tpot_s:g}; answers of {answers:g} tokens would take"
+            f" longer than duration, {duration_s:g} s"
+        )
     arrivals = _arrivals(path, result, completed, times.ttft_s + decode_s)
     workload: dict[str, Any] = {"arrivals": arrivals}
     if arrivals["kind"] != "trace":
         workload |= {
             "requests": int(completed),
-            "prompt_tokens": _lengths(path, result, "input_lens", prompts),
-            "output_tokens": _lengths(path, result, "output_lens", answers),
+            "prompt_tokens": _lengths(path, result, "input_lens", prompts, completed),
+            "output_tokens": _lengths(path, result, "output_lens", answers, completed),
         }
     return ServiceRun(
         path,
@@ -73,12 +84,15 @@ def read_run(path: Path) -> ServiceRun:
         prompts,
         completed / duration_s,
         result.get("input_lens") is not None,
+        result.get("max_concurrency") is not None and result.get("request_rate") not in (None, "inf"),
     )
 
 
 def _arrivals(path: Path, result: Mapping[str, Any], completed: float, stay_s: float) -> dict[str, Any]:
     """Returns a file's load as arrivals of a scenario. `stay_s`: a request's mean latency."""
     most = result.get("max_concurrency")
+    if most is None and "request_rate" not in result:
+        raise InputError(f"{path}: request_rate: is missing; vllm bench serve --save-result writes it")
     clients = None if most is None else int(_number(path, result, "max_concurrency", whole=True))
     rate = result.get("request_rate", "inf")
     if rate is None or rate == "inf":
@@ -96,7 +110,9 @@ def _arrivals(path: Path, result: Mapping[str, Any], completed: float, stay_s: f
     return {"kind": "gamma", "rate_per_s": per_s, "cv": 1.0 / math.sqrt(bursts)}
 
 
-def _lengths(path: Path, result: Mapping[str, Any], name: str, mean: float) -> dict[str, Any]:
+def _lengths(
+    path: Path, result: Mapping[str, Any], name: str, mean: float, completed: float
+) -> dict[str, Any]:
     """Returns lengths of a scenario: those that the file lists, of requests that succeeded, else the mean."""
     values = result.get(name)
     if values is None:
@@ -105,8 +121,12 @@ def _lengths(path: Path, result: Mapping[str, Any], name: str, mean: float) -> d
         raise InputError(f"{path}: {name}: is {shown(values)}; a list of numbers is needed")
     known: Tokens = checked_tokens(from_list(values, name, path), name, path)
     kept = known[known > 0]
-    if not len(kept):
-        raise InputError(f"{path}: {name}: has no length above 0")
+    # Those that failed are in it too.
+    if len(kept) < completed or kept.sum() < round(mean * completed):
+        raise InputError(
+            f"{path}: {name}: has {len(kept)} lengths above 0, {int(kept.sum())} tokens in all; {completed:g}"
+            f" requests with {mean * completed:g} tokens are said to be completed"
+        )
     if (kept == kept[0]).all():
         return {"kind": "constant", "value": int(kept[0])}
     return {"kind": "empirical", "values": np.sort(kept).tolist()}

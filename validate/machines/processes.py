@@ -290,7 +290,9 @@ class Apart:
         if any(setup.mesh.get(axis, 1) > 1 for axis in setup.lockstep):
             raise InputError(f"{setup.title}: ranks: a process holds one rank; 1 is allowed")
         if len(keys) > MOST_WORKERS:
-            raise InputError(f"{setup.title}: {len(keys)} processes; at most {MOST_WORKERS} are started")
+            raise InputError(
+                f"{setup.title}: max_instances: {len(keys)} processes; at most {MOST_WORKERS} are started"
+            )
         if self._pool is None or self._key != (setup.model, keys):
             self.close()
             self._pool, self._key = Pool(self.make, weights(), keys), (setup.model, keys)

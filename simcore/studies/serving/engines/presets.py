@@ -18,6 +18,7 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic.dataclasses import dataclass
 
+from simcore.input.errors import fault
 from simcore.input.fields import FieldError
 from simcore.input.files import STRICT, InputError, Name, is_path, read_yaml, unknown_name, validated
 from simcore.studies.own import check_labels
@@ -85,7 +86,7 @@ class Engine:
             try:
                 _strategy(fields)
             except ValidationError as error:
-                raise InputError(f"fields: {error.errors()[0]['loc']}: {error.errors()[0]['msg']}") from None
+                raise InputError(f"fields.{fault(ContinuousBatching, _document(fields), error)}") from None
 
     def on(self, device: str, memory_bytes: float) -> dict[str, Any]:
         """Returns the fields on a device of this name and memory."""
@@ -235,4 +236,8 @@ def _over(fields: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]
 
 
 def _strategy(fields: Mapping[str, Any]) -> ContinuousBatching:
-    return ContinuousBatching.model_validate({"kind": "continuous_batching", **fields})
+    return ContinuousBatching.model_validate(_document(fields))
+
+
+def _document(fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {"kind": "continuous_batching", **fields}
