@@ -153,7 +153,7 @@ def test_a_service_s_constants_are_found_again(tmp_path: Path, detailed: bool) -
 def test_two_runs_say_what_they_do_not_tell(tmp_path: Path) -> None:
     first = result_file(tmp_path, "few")
     second = tmp_path / "again.json"
-    second.write_text(first.read_text())
+    second.write_text(json.dumps(json.loads(first.read_text()) | {"date": "20261130"}))
     code, said = calibrated("--from", first, "--from", second, "--scenario", scenario_file(tmp_path), "--out",
                             tmp_path / "x.yaml")  # fmt: skip
     assert code == 0
