@@ -373,7 +373,7 @@ def test_whatever_ends_a_run_ends_its_processes(
 def test_more_processes_than_a_machine_holds_are_refused() -> None:
     wanted = [Request(i, 0.0, 4, 4, 4) for i in range(65)]
     setup = setup_of(ServedDecoder(CONFIG), wanted, places=65)
-    with pytest.raises(InputError, match=r"^instances: 65 processes; at most 64 are started$"):
+    with pytest.raises(InputError, match=r"^instances: max_instances: 65 processes; at most 64 are started$"):
         Apart(CpuInstance).start(setup, list)
     for_two = replace(setup, mesh={"server": 1, "tensor": 2})
     with pytest.raises(InputError, match=r"^instances: ranks: a process holds one rank; 1 is allowed$"):
