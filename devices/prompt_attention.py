@@ -8,7 +8,8 @@ A program attends from a tile of queries, rows times the query heads of a KV hea
 to its last row (`simcore.kernels.decoder.ragged_attention`, whose layouts these are). Few programs take as
 long as the longest of them, many as long as all together; between the two lies a p-norm. The constants are
 fitted to 2,120 shapes measured on an H200 (27 November 2026), 5 us to 6 ms, which they miss by 4 % in the
-median; what they miss is corrected by what was measured nearby (`simcore.devices.interpolation`).
+median; what they miss is corrected by what was measured nearby (`simcore.devices.interpolation`). So are
+other cards and other sizes of heads, of which these constants are guesses.
 """
 
 from collections.abc import Mapping
