@@ -17,10 +17,11 @@ from typing import Any
 from simcore.input.files import InputError
 from simcore.machine.machine import Flag, Machine, Program
 from simcore.machine.trace import Cause, Mark, PricedOp, Span, Trace
-from simcore.ops.op import Graph, Op
+from simcore.ops.op import Graph
 from simcore.sim.runs import Setup
 from simcore.validate.machines.host import HostSide
 from simcore.validate.machines.launches import Device, Launch, SignalTicket, Steps, TorchTicket, measured
+from simcore.validate.machines.shares import SharedOut
 from simcore.validate.machines.workers import (
     FINISH,
     REQUEST,
@@ -79,7 +80,7 @@ class ProcessRun(Device):
         self.trace, self.fed_s, self.now, self.feed = host.trace, host.fed_s, host.now, host.feed
         self._launches: dict[int, Launch] = {}
         self._under_way = 0
-        self._bound: dict[Any, tuple[tuple[Op, ...], list[float], list[float]]] = {}
+        self._shared = SharedOut(lambda graph: graph, setup.roofline, setup.price)
 
     def run(self, program: Callable[[Machine], Program]) -> Trace:
         """Runs a program on every rank until all are done. Raises WorkerError, or InputError, if a worker
@@ -219,24 +220,15 @@ class ProcessRun(Device):
     def _ops(
         self, graph: Graph, sizes: Mapping[str, int], took_s: float, op_s: Sequence[float]
     ) -> tuple[PricedOp, ...]:
-        """Returns the ops of a replay with their times: the worker's, or shares of the replay's time in
-        proportion to their predicted times alone."""
-        key = id(graph), *sizes.items()
-        if key not in self._bound:
-            ops = tuple(op.at(sizes) for op in graph.ops)
-            bare = [op.without_place for op in ops]
-            alone_s = [1.0] if len(ops) == 1 else [self._setup.price(op).seconds for op in bare]
-            self._bound[key] = ops, alone_s, [self._setup.roofline(op).seconds for op in bare]
-        ops, alone_s, floors_s = self._bound[key]
-        if op_s:
-            each = zip(ops, op_s, floors_s, strict=True)
-            return tuple([measured(op, seconds, TIMED, floor_s) for op, seconds, floor_s in each])
-        whole_s, floor_s = sum(alone_s), sum(floors_s)
-        shares = [seconds / whole_s if whole_s > 0.0 else 1.0 / len(ops) for seconds in alone_s]
+        """Returns the ops of a replay with their times: the worker's, or shares of the replay's time."""
+        shares, floor_s = self._shared.of(graph, 0, len(graph.ops), sizes)
+        if not op_s:
+            return tuple([measured(op, took_s * share, SHARED, floor_s * share) for op, share in shares])
+        roofline = self._setup.roofline
         return tuple(
             [
-                measured(op, took_s * share, SHARED, floor_s * share)
-                for op, share in zip(ops, shares, strict=True)
+                measured(op, seconds, TIMED, roofline(op.without_place).seconds)
+                for (op, _), seconds in zip(shares, op_s, strict=True)
             ]
         )
 

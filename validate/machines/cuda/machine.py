@@ -47,7 +47,7 @@ from simcore.validate.machines.cuda.joined import JoinedQueue
 from simcore.validate.machines.cuda.memory import StreamLog
 from simcore.validate.machines.cuda.parts import Arrival, CardTicket, RankStream
 from simcore.validate.machines.cuda.plan import Plan, Stage, plan_key, stages
-from simcore.validate.machines.cuda.records import Clocks, HostMoment, Record, Resolver, SharedOut, Taken
+from simcore.validate.machines.cuda.records import Clocks, HostMoment, Record, Resolver, Taken
 from simcore.validate.machines.cuda.sequences import SequencePlan, check_joined, memories
 from simcore.validate.machines.cuda.stages import (
     Nodes,
@@ -69,6 +69,7 @@ from simcore.validate.machines.launches import (
     Task,
     TorchTicket,
 )
+from simcore.validate.machines.shares import SharedOut
 
 # Replays that are queued ahead of the device. What an item may end is queued as late as can be, LEAD_S before
 # the replay ahead of it ends: what is queued runs, and the item waits for it.

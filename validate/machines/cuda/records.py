@@ -9,34 +9,29 @@ wrong, and all events pass later by the largest of these errors.
 A span starts when the last thing that it waited for has ended, if that was after the host had queued it: the
 card's time between two graphs is then part of the later graph, as its time between two nodes is part of an
 op's measured time. Otherwise a span starts when the host had queued it, or when the card came to it after
-that; its host caused the time before. A graph's time is shared out among several ops in proportion to their
-times alone (`weight`). Where several launches are one graph, a rank may wait in it for most of its time: what
-is more than the times alone is shared out among the exchanges of priorities.
+that; its host caused the time before. A graph's time is shared out among its ops (`machines.shares`).
 
 Records refer to each other, so none of these classes has a repr: a traceback would print each record with all
 records before it, over and over.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from simcore.machine.trace import Cause, Mark, PricedOp, Span, Trace
 from simcore.machine.trace import State as SpanState
-from simcore.ops.op import Graph, Op, Pricer, Publication, Roofline
+from simcore.ops.op import Graph, Publication
 from simcore.sim.host import latest
 from simcore.validate.machines.cuda.cuda_api import CudaApi
 from simcore.validate.machines.cuda.memory import StreamLog
 from simcore.validate.machines.launches import WAITED, Launch, TorchTicket, measured
+from simcore.validate.machines.shares import EXCHANGE, SharedOut, Shares
 
 # Events further apart than this are timed from an event in between: the driver has single precision.
 NEAR_S = 0.25
 # Two events are compared, each timed to a quarter of this.
 TICK_S = 2e-6
-# Ops, each with its share of a time, and the sum of their floors.
-Shares = tuple[tuple[tuple[Op, float], ...], float]
-# The kind of op in which the groups of a speculation meet.
-EXCHANGE = "exchange_priority"
 SHARED, ALONE = "its share of a graph's time", "a graph of this op alone"
 
 
@@ -170,53 +165,6 @@ class Clocks:
         """Makes all events pass later by `seconds`, but at most by twice the possible error of the looks at
         the clocks: once for the looks, once for the drift."""
         self._later_s += min(seconds, 2.0 * self.clock_error_s)
-
-
-@dataclass(slots=True, eq=False)
-class SharedOut:
-    """The bound ops of graphs, each with its share of the graph's time, and the sum of their floors; kept
-    from run to run. `same`: returns the graph that stands for all equal graphs; it is kept, so its id stays
-    valid. `weight`: the time of an op alone."""
-
-    same: Callable[[Graph], Graph]
-    roofline: Roofline
-    weight: Pricer | Roofline
-    _known: dict[Any, Any] = field(default_factory=dict)
-
-    def of(self, graph: Graph, first: int, count: int, sizes: Mapping[str, int]) -> Shares:
-        """Returns the shares of ops `first` to `first + count - 1` of a graph at some sizes."""
-        key = (id(self.same(graph)), first, count, tuple(sizes.items()))
-        if key not in self._known:
-            self._known[key] = self.between([op.at(sizes) for op in graph.ops[first : first + count]])
-        found: Shares = self._known[key]
-        return found
-
-    def together(self, graphs: Sequence[Graph], sizes: Mapping[str, int], took_s: float) -> Shares:
-        """Returns the shares of all ops of several graphs, captured as one that took `took_s`."""
-        ops = [op for graph in graphs for op in self._bound(graph, sizes)]
-        bare = [op.without_place for op in ops]
-        alone_s = [max(0.0, self.weight(op).seconds) for op in bare]
-        meets = sum(op.kind == EXCHANGE for op in ops)
-        waited_s = max(0.0, took_s - sum(alone_s)) / max(1, meets)
-        each_s = [s + (waited_s if op.kind == EXCHANGE else 0.0) for op, s in zip(ops, alone_s, strict=True)]
-        total_s, floor_s = sum(each_s), sum(self.roofline(op).seconds for op in bare)
-        shares = [s / total_s if total_s > 0.0 else 1.0 / len(ops) for s in each_s]
-        return tuple(zip(ops, shares, strict=True)), floor_s
-
-    def _bound(self, graph: Graph, sizes: Mapping[str, int]) -> tuple[Op, ...]:
-        key = ("bound", id(self.same(graph)), tuple(sizes.items()))
-        if key not in self._known:
-            self._known[key] = tuple(op.at(sizes) for op in graph.ops)
-        found: tuple[Op, ...] = self._known[key]
-        return found
-
-    def between(self, ops: Sequence[Op]) -> Shares:
-        """Returns the shares of bound ops."""
-        bare = [op.without_place for op in ops]
-        weights = [1.0] if len(ops) == 1 else [max(0.0, self.weight(op).seconds) for op in bare]
-        total, floor_s = sum(weights), sum(self.roofline(op).seconds for op in bare)
-        shares = [each / total if total > 0.0 else 1.0 / len(ops) for each in weights]
-        return tuple(zip(ops, shares, strict=True)), floor_s
 
 
 @dataclass(slots=True, eq=False, repr=False)
