@@ -31,6 +31,7 @@ from simcore.sim.contention import Rates, shared_reads
 from simcore.validate.accuracy.contention_cases import (
     BESIDE,
     OWN,
+    PROMPT,
     SHARED,
     Case,
     Device,
@@ -111,6 +112,11 @@ def cases_of(
         if count > 1 or kind == SHARED
     ]
     return found + [Case(BESIDE, batch, side=side, method=each) for side in sides for each in methods]
+
+
+def prompts_of(rows: Sequence[int], sequences: Sequence[int], context: int) -> list[Case]:
+    """Returns cases of layers of so many rows beside decode steps of so many sequences."""
+    return [Case(PROMPT, batch, context=context, side=side) for batch in sequences for side in rows]
 
 
 def together_s(rows: Sequence[Row], models: Models, device: Device, law: Constants) -> list[float]:

@@ -7,8 +7,8 @@
     signal       a counter on the card; a kernel spins until it can take the publication
     collective   on the stream of its group's first rank, for which the streams of the other ranks wait; or
                  by kernels of ranks that see each other's memory (`CardState.joined`)
-    repeat       DEPTH replays are queued ahead of the device, with `until` the second one just in time;
-                 `stop` and `until` end it behind those
+    repeat       DEPTH replays are queued ahead of the device, with `until` the second one just in time, and
+                 beside work of other streams when the first has ended; `stop` and `until` end it behind those
 
 Ranks are streams of one card, or have a card each. All hosts share one thread, so the order of queueing is
 known: a launch that has to wait for work that is not queued yet (the last rank of a collective, a ticket's
@@ -72,7 +72,8 @@ from simcore.validate.machines.launches import (
 from simcore.validate.machines.shares import SharedOut
 
 # Replays that are queued ahead of the device. What an item may end is queued as late as can be, LEAD_S before
-# the replay ahead of it ends: what is queued runs, and the item waits for it.
+# the replay ahead of it ends: what is queued runs, and the item waits for it. Beside other work a replay takes
+# longer by no one knows how much; queued by the time of the one before, most newcomers would wait for one more.
 DEPTH, LEAD_S = 2, 3e-4
 # The longest wait for a signal; about the time of one look at its counter.
 PATIENCE_S, LOOK_S = 10.0, 1e-6
@@ -455,6 +456,8 @@ class CardRun(Device):
         which ends at `ends`, is nearly over; or need not be any more."""
         if launch.curtailed or launch.ticket.stopped:
             return True
+        if any(self._is_busy(lane) for lane in self.card.lanes.values() if lane not in stream.lanes):
+            return self._over(ends)
         took_s = self._took_s.get((stream.rank, stream.name, launch.graph.name), 0.0)
         return self.now() >= began_s + took_s - LEAD_S or self._over(ends)
 

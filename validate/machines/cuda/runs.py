@@ -223,8 +223,11 @@ class CardInstance:
 
     @property
     def described(self) -> Mapping[str, Any]:
-        """How its runs were prepared, and the pace of its host."""
-        return {name: said for name, said in self.card.described.items() if name in OF_EACH}
+        """How its runs were prepared, the pace of its host, and the memory that its process holds besides the
+        shared weights."""
+        said = {name: said for name, said in self.card.described.items() if name in OF_EACH}
+        held, kept = _held_bytes()
+        return {**said, "held": f"{held / 1e9:.2f} GB in tensors, {kept / 1e9:.2f} GB kept for them"}
 
 
 def card_instance(weights: Weights) -> CardInstance:
