@@ -140,6 +140,11 @@ class SharedUse:
     error_pct: NonNegative = Field(description="how far predicted times of those were off, %, the median")
     processor: str = Field(description="on what it was measured")
     date: str = Field(description="when it was measured")
+    kernels_between: Positive = Field(
+        default=1.0,
+        description="kernels of a stream bound by memory between two of one bound by arithmetic",
+        le=100.0,
+    )
 
 
 @dataclass(frozen=True, config=STRICT)

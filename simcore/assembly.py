@@ -515,7 +515,9 @@ def _rates_of(profile: FittedProfile | None) -> Rates:
     """Returns how concurrent graphs of one program slow each other down: as measured if the profile has a
     measurement, else by max-min fairness."""
     shared = profile.contention if profile else None
-    return shared_reads(0.0, shared.bandwidth_share, shared.tail_overlap_s) if shared else max_min_rates
+    if shared is None:
+        return max_min_rates
+    return shared_reads(0.0, shared.bandwidth_share, shared.tail_overlap_s, shared.kernels_between)
 
 
 def _fits_of(device: DeviceInUse) -> FittedProfile | None:
@@ -723,6 +725,7 @@ def _hardware(
         parts=table is not None and table.granularity == "parts",
         memory_bandwidth_share=_memory_reach(spec, shared),
         tail_overlap_s=shared.tail_overlap_s if shared else inf,
+        kernels_between=shared.kernels_between if shared else 1.0,
         contention_error=_contention_error(shared),
         whole=table is not None and table.granularity == "iteration",
         start=place.start,

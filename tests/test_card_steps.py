@@ -56,9 +56,13 @@ def test_steps_are_those_of_the_machine_that_serves(monkeypatch: pytest.MonkeyPa
 def test_gaps_are_those_between_the_steps_of_a_service(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three requests that come at once, and then leave one by one: of 32 tokens in the first step 12 are of
     the second prompt, whose rest and the third one end beside the first answer."""
-    few_of = {"SEQUENCES": 3, "PROMPTS": (20,), "ANSWER": 3, "RUNS": 2, "BEFORE": 1, "BUDGET": 32}
+    few_of = {"SEQUENCES": 3, "RATES_PER_S": (1e9,), "REQUESTS_OF_A_RATE": 3, "PROMPTS": (20,), "BUDGET": 32}
+    few_of["RUNS"] = 2
     for name, few in few_of.items():
         monkeypatch.setattr(card_service, name, few)
+    answers = iter(2 * [3, 4, 5])
+    monkeypatch.setattr(card_service.Random, "randint", lambda *_: next(answers))
+    monkeypatch.setattr(card_service, "rehearsal", lambda *_: (each for each in ()))
     monkeypatch.setattr(card_service, "pace", lambda: SimpleNamespace(keeps=lambda act: (act(), True)))
     found = list(card_service.gaps_on(replace(GQA, layers=1), FakeCudaApi(), "cpu"))
     assert [(gap.sequences, gap.prompts) for gap in found] == 2 * [(1, 2), (3, None), (2, None), (1, None)]

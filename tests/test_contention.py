@@ -127,6 +127,7 @@ greedy = asking(0.7, 0.03, 0.03, 300.0)
 def test_a_crowd_that_changes_is_the_crowd_as_it_is_now(begin: list[Demand], random: Any, data: Any) -> None:
     """Whoever comes, goes, or asks for something else: rates are those of a list of the same demands."""
     laws_of = [max_min_rates, shared_reads(0.0, 0.8, 3e-6), shared_reads(0.1, 0.9, 1e-5), shared_reads(0.0)]
+    laws_of.append(shared_reads(0.0, 0.8, 3e-6, 1.5))
     law = random.choice(laws_of)
     crowd, plain = Crowd(begin), list(begin)
     for _ in range(6):
@@ -249,6 +250,18 @@ def test_arithmetic_is_divided_fairly_where_even_shares_of_the_memory_leave_it_f
     launched = [replace(one, compute=0.0, launch=one.compute) for one in running]
     assert max_min_rates(launched) == pytest.approx(expected)
     assert shared_reads(0.0, 1.0, 1e-6)(launched) == pytest.approx(expected)
+
+
+def test_beside_a_prompt_more_of_a_step_s_kernels_are_in_a_round() -> None:
+    """Kernels of 100 us that arithmetic bounds, and 1.5 of 20 us: a round takes 100 + 1.5 (20 - 4) us."""
+    prompt, step = Demand(0.1, 0.9, kernels_per_s=1e4), Demand(0.8, 0.1, kernels_per_s=5e4)
+    law = shared_reads(0.0, 1.0, 4e-6, 1.5)
+    rates = [100.0 / 124.0, 30.0 / 124.0]
+    assert law([prompt, step]) == pytest.approx(rates)
+    assert in_rounds([1.0, 1.0], [1e4, 5e4], 4e-6, [1.0, 1.5]) == pytest.approx(rates)
+    # Two steps, or two prompts, go one by one.
+    for alike in (prompt, step):
+        assert law([alike, alike]) == shared_reads(0.0, 1.0, 4e-6)([alike, alike])
 
 
 def test_kernels_that_leave_less_room_than_the_memory_go_in_rounds() -> None:
@@ -602,7 +615,9 @@ def test_a_quick_calibration_has_fewer_cases_and_both_judge() -> None:
     for cases in (whole, few):
         rows = [Row(case, stream, 1.0, 1.0, 1.0, 1.0, 2) for case in cases for stream in streams_of(case)]
         found = {(row.case.kind, role) for row, role in zip(rows, roles(rows, True), strict=True)}
-        assert {(kind, role) for kind in ("shared weights", "beside") for role in ("fit", "judged")} <= found
+        assert {
+            (kind, role) for kind in ("shared weights", "beside", "prompt") for role in ("fit", "judged")
+        } <= found
     for quick in (True, False):
         each = card_sharing.ops(quick=quick)
         kinds = {op.kind for op in each}
@@ -691,7 +706,7 @@ def test_cases_that_have_been_measured_count_where_a_later_one_fails(monkeypatch
     assert [(row.case.kind, row.case.count) for row in rows] == [
         (each.kind, each.count) for each in asked[:4]
     ]
-    assert notes == ["5 of 9 cases of contention were left out: InputError: 32 streams do not fit"]
+    assert notes == ["21 of 25 cases of contention were left out: InputError: 32 streams do not fit"]
 
 
 @pytest.mark.parametrize("method", ["flash_conv", "flash_fft"])
@@ -814,7 +829,11 @@ def test_bad_options_are_refused(measured_rows: Path) -> None:
         ("context", "200000", "line 3: context: input should be less than or equal to 131072"),
         ("count", "2.5", "line 3: count: input should be a valid integer"),
         ("n", "", "line 3: n: input should be a valid integer"),
-        ("kind", "x", "line 3: kind: unknown value 'x' \\(allowed: beside, own weights, shared weights\\)"),
+        (
+            "kind",
+            "x",
+            "line 3: kind: unknown value 'x' \\(allowed: beside, own weights, prompt, shared weights\\)",
+        ),
         ("stream", "hello", "line 3: unknown stream 'hello'"),
         ("layers", None, "has no column layers"),
     ],

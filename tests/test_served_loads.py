@@ -1,6 +1,7 @@
 """Services that ran on a card, predicted anew: recorded loads keep their bars; what is no load is told."""
 
 import csv
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from typer.testing import CliRunner
 import simcore
 from simcore.input.files import InputError
 from simcore.validate.accuracy import served_loads
+from simcore.validate.accuracy.recorded_loads import COLUMNS, METRICS, rows_of
 from simcore.validate.accuracy.served_loads import Judged, Latency, figures, predicted, read_latencies
 from tests.thorough import slow
 
@@ -82,6 +84,54 @@ def test_rows_may_stand_in_any_order_and_once(tmp_path: Path) -> None:
     assert [row.rate_per_s for row in found] == [4.0, 8.0, 8.0]
     with pytest.raises(InputError, match="line 5: is the load and metric of line 3 again"):
         read_latencies(written(tmp_path / "rows.csv", *rows, a_row(measured=2.0)))
+
+
+def recorded(folder: Path, **changes: Any) -> Path:
+    """A folder as of a run on a card: one of the simulator, with a card's birth record."""
+    simcore.run("h200/serving", settings=A_SET.split("; ")).write(folder)
+    file, sets = folder / "provenance.json", " ".join(f"--set '{each}'" for each in A_SET.split("; "))
+    card = {
+        "command": f"python -m simcore run scenarios/h200/serving.yaml --on cuda {sets} --out x",
+        "cache": "as the run itself leaves it; and more", "host": "at its pace", "card": "NVIDIA H200",
+        "torch": "2.11.0+cu130", "triton": "3.6.0", "date": "2026-11-29T15:00:00+00:00",
+    }  # fmt: skip
+    file.write_text(json.dumps({**json.loads(file.read_text()), **card, **changes}))
+    return folder
+
+
+def test_a_recorded_run_is_added_and_predicted(tmp_path: Path) -> None:
+    """Recorded is the prediction itself, so nothing is off."""
+    folder, file = recorded(tmp_path / "run"), tmp_path / "rows.csv"
+    for times in (1, 2):
+        assert len(rows_of(folder)) == len(METRICS) + 1
+        found = ran(str(file), "--add", str(folder))
+        # The same load twice is told.
+        assert (found.exit_code, "latencies median 0.0 %, worst 0.0 %" in found.output) == (
+            times - 1,
+            times == 1,
+        )
+    assert isinstance(found.exception, InputError)
+    with file.open(newline="", encoding="utf-8") as opened:
+        rows = list(csv.DictReader(opened))
+    assert tuple(rows[0]) == COLUMNS
+    assert {row["set"] for row in rows} == {A_SET}
+    assert (rows[0]["device"], rows[0]["torch"], rows[0]["cache_state"]) == (
+        "NVIDIA H200", "2.11.0", "as the run leaves it",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"command": "python -m simcore quickstart"}, "command: is of another scenario"),
+        ({"card": None, "torch": None}, "is no record of a run on a card"),
+    ],
+)
+def test_a_folder_of_another_run_is_told(changes: dict[str, Any], says: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=says):
+        rows_of(recorded(tmp_path / "run", **changes))
+    with pytest.raises(InputError, match="is no record of a run on a card"):
+        rows_of(tmp_path)
 
 
 def test_a_file_without_rows_is_told(tmp_path: Path) -> None:

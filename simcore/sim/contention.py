@@ -27,11 +27,15 @@ full speed beside one bound by memory. Three laws:
                          A kernel shorter than l keeps no other out, and no stream is faster than alone. A
                          step of many small kernels almost stands still beside kernels a hundred times as
                          long. l = infinity is the law above; with l = 0 kernels run strictly in turns
+    ... with kernels_between k   also, beside a stream whose work arithmetic bounds (the products of a prompt,
+                         some of which have fewer blocks than the device has room for), of each stream that
+                         memory bounds k kernels get in between two of its kernels: a round is
+                         a1 + k a2 - k l, and the other's rate k a2 / round
     throughput(c)        n instances together do 1 + c (n - 1) times the work of one, whatever they run
 
-The constants t, r, l and c are for calibration (accuracy.contention). Not modelled: kernels of few blocks,
-which leave room for others (a long kernel is assumed to fill the device), and the interference of collectives
-(they run at their own price). A calibrated device may use its own function instead.
+The constants t, r, l, k and c are for calibration (accuracy.contention). Not modelled: which kernels have few
+blocks, and so leave room for others (k is their mean), and the interference of collectives (they run at their
+own price). A calibrated device may use its own function instead.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -116,13 +120,15 @@ class Crowd(Sequence[Demand]):
     """The demands of graphs beside each other on a device, in columns, as input of a law. When one demand
     changes, the law's intermediate results for the others stay."""
 
-    __slots__ = ("_demands", "_law", "_stale", "compute", "even", "launch", "memory", "turns")
+    __slots__ = ("_demands", "_law", "_stale", "arithmetic", "compute", "even", "launch", "memory", "turns")
 
     def __init__(self, demands: Iterable[Demand] = ()) -> None:
         self._demands: list[Demand] = []
         self.memory: list[float] = []
         self.compute: list[float] = []
         self.launch: list[float] = []
+        # How many are bound by arithmetic.
+        self.arithmetic = 0
         # A column for each part of `Turn`; the law's constants; the indices whose turns are out of date.
         self.turns: tuple[list[float], ...] = ([], [], [], [])
         self._law: tuple[float, ...] = ()
@@ -144,6 +150,7 @@ class Crowd(Sequence[Demand]):
         """Adds a demand at the end."""
         self._stale.append(len(self))
         self._demands.append(demand)
+        self.arithmetic += demand.compute > demand.memory
         self.memory.append(demand.memory)
         self.compute.append(demand.compute)
         self.launch.append(demand.launch)
@@ -153,6 +160,7 @@ class Crowd(Sequence[Demand]):
     def leave(self, i: int) -> None:
         """Removes demand i; those behind it move up."""
         self._stale = [other - (other > i) for other in self._stale if other != i]
+        self.arithmetic -= self.compute[i] > self.memory[i]
         self.even.level = nan
         for column in (self._demands, self.memory, self.compute, self.launch, *self.turns):
             del column[i]  # type: ignore[attr-defined]
@@ -161,12 +169,15 @@ class Crowd(Sequence[Demand]):
         """Replaces demand i."""
         if not self._stale or self._stale[-1] != i:
             self._stale.append(i)
+        self.arithmetic += (demand.compute > demand.memory) - (self.compute[i] > self.memory[i])
         self._demands[i] = demand
         self.memory[i], self.compute[i], self.launch[i] = demand.memory, demand.compute, demand.launch
 
-    def work_out(self, memory: float, tail_overlap_s: float, bandwidth_share: float) -> None:
+    def work_out(
+        self, memory: float, tail_overlap_s: float, bandwidth_share: float, kernels_between: float
+    ) -> None:
         """Updates `turns` and `even` by a law, for the demands that have changed."""
-        law = memory, tail_overlap_s, bandwidth_share
+        law = memory, tail_overlap_s, bandwidth_share, kernels_between if self.arithmetic else 1.0
         if self._law != law:
             self._law, self._stale, self.even.level = law, list(range(len(self))), nan
         leaves, keeps, reads, computes = self.turns
@@ -182,13 +193,15 @@ class Crowd(Sequence[Demand]):
         self._stale.clear()
 
 
-# Per second of a graph's time alone: leaves, the share in which other streams' kernels may begin; keeps, the
-# rest over leaves; reads, the share in which it keeps the memory busy or all others out; computes, likewise
-# for the arithmetic.
+# Per second of a graph's time alone: leaves, the share in which other streams' kernels may begin, over how
+# many of its kernels are in a round; keeps, the rest over leaves; reads, the share in which it keeps the
+# memory busy or all others out; computes, likewise for the arithmetic.
 Turn = tuple[float, float, float, float]
 
 
-def _turn(demand: Demand, memory: float, tail_overlap_s: float, bandwidth_share: float) -> Turn:
+def _turn(
+    demand: Demand, memory: float, tail_overlap_s: float, bandwidth_share: float, kernels_between: float
+) -> Turn:
     take = 1.0
     if memory != bandwidth_share:
         # Kernels that find their operands in the cache are shorter by the time of those reads.
@@ -196,7 +209,9 @@ def _turn(demand: Demand, memory: float, tail_overlap_s: float, bandwidth_share:
     leave = _leave(take, demand.kernels_per_s, tail_overlap_s)
     # While a kernel keeps the others out, they neither read nor compute.
     keep = take - tail_overlap_s * demand.kernels_per_s
-    return leave, (take - leave) / leave, max(demand.memory / memory, keep), max(demand.compute, keep)
+    in_round = 1.0 if demand.compute > demand.memory else kernels_between
+    keeps, reads = in_round * (take - leave) / leave, max(demand.memory / memory, keep)
+    return leave / in_round, keeps, reads, max(demand.compute, keep)
 
 
 @dataclass(slots=True)
@@ -241,7 +256,11 @@ def _even_rates(crowd: Crowd) -> list[float] | None:
 
 
 def _rates(
-    running: Sequence[Demand], memory: float, tail_overlap_s: float = inf, bandwidth_share: float = 1.0
+    running: Sequence[Demand],
+    memory: float,
+    tail_overlap_s: float = inf,
+    bandwidth_share: float = 1.0,
+    kernels_between: float = 1.0,
 ) -> list[float]:
     """Rates if the memory serves `memory` times its datasheet's rate; without reuse, `bandwidth_share`."""
     if len(running) == 1:
@@ -249,7 +268,7 @@ def _rates(
     crowd = running if isinstance(running, Crowd) else Crowd(running)
     if tail_overlap_s == inf:
         return _fair_rates(crowd, memory)
-    crowd.work_out(memory, tail_overlap_s, bandwidth_share)
+    crowd.work_out(memory, tail_overlap_s, bandwidth_share, kernels_between)
     even = _even_rates(crowd)
     if even is not None:
         return even
@@ -304,15 +323,21 @@ def _free(leaves: Sequence[float], keeps: Sequence[float]) -> float:
     return free
 
 
-def in_rounds(takes: Sequence[float], kernels_per_s: Sequence[float], tail_overlap_s: float) -> list[float]:
+def in_rounds(
+    takes: Sequence[float],
+    kernels_per_s: Sequence[float],
+    tail_overlap_s: float,
+    in_a_round: Sequence[float] | None = None,
+) -> list[float]:
     """Rates of streams whose kernels enter the device one after another. `takes`: the share of a stream's
-    time alone that its kernels take (1: all of it); `kernels_per_s`: its kernels per second alone.
+    time alone that its kernels take (1: all of it); `kernels_per_s`: its kernels per second alone;
+    `in_a_round`: how many of its kernels are in a round (1 of each, if left out).
 
     Each kernel keeps others out except for tail_overlap_s: keeps = takes - leaves, with
     leaves = min(takes, tail_overlap_s kernels_per_s). In the share x of time in which no kernel is kept out,
-    all streams start equally many kernels:
+    all streams start as many kernels as they have in a round, n:
 
-        rate_i = min(1, x / leaves_i)        x + sum of rate_i keeps_i = 1
+        rate_i = min(1, x n_i / leaves_i)        x + sum of rate_i keeps_i = 1
 
     so each stream runs or is kept out by others all the time, unless it runs as if alone.
 
@@ -321,15 +346,24 @@ def in_rounds(takes: Sequence[float], kernels_per_s: Sequence[float], tail_overl
     >>> [round(rate, 9) for rate in in_rounds([1.0, 1.0], [1 / 60e-6, 1 / 20e-6], 16e-6)]
     [0.9375, 0.3125]
     """
+    counts = [1.0] * len(takes) if in_a_round is None else in_a_round
     leaves = [_leave(take, each, tail_overlap_s) for take, each in zip(takes, kernels_per_s, strict=True)]
-    free = _free(leaves, [(take - leave) / leave for take, leave in zip(takes, leaves, strict=True)])
+    keeps = [n * (take - leave) / leave for take, leave, n in zip(takes, leaves, counts, strict=True)]
+    leaves = [leave / n for leave, n in zip(leaves, counts, strict=True)]
+    free = _free(leaves, keeps)
     return [1.0 if free >= leave else free / leave for leave in leaves]
 
 
-def shared_reads(reuse_s: float, bandwidth_share: float = 1.0, tail_overlap_s: float = inf) -> Rates:
+def shared_reads(
+    reuse_s: float,
+    bandwidth_share: float = 1.0,
+    tail_overlap_s: float = inf,
+    kernels_between: float = 1.0,
+) -> Rates:
     """The law for weights found in the cache (see the head of this file); `reuse_s` 0 means no reuse.
     `bandwidth_share`: the share of the datasheet's memory rate that kernels reach, alone or together.
-    `tail_overlap_s`: seconds of each kernel in which another stream's kernel may begin.
+    `tail_overlap_s`: seconds of each kernel in which another stream's kernel may begin. `kernels_between`:
+    kernels of a stream bound by memory between two of a stream bound by arithmetic.
 
     >>> both = [Demand(1.0, 0.0, since_s=0.0), Demand(1.0, 0.0, since_s=0.0)]
     >>> shared_reads(0.01)(both)
@@ -338,7 +372,7 @@ def shared_reads(reuse_s: float, bandwidth_share: float = 1.0, tail_overlap_s: f
 
     def rates(running: Sequence[Demand]) -> list[float]:
         if len(running) == 1 or reuse_s == 0.0:
-            return _rates(running, bandwidth_share, tail_overlap_s, bandwidth_share)
+            return _rates(running, bandwidth_share, tail_overlap_s, bandwidth_share, kernels_between)
         order = sorted([(demand.since_s, demand.memory) for demand in running], key=itemgetter(0))
         before_s, read = order[0]
         for since_s, memory in order[1:]:
@@ -350,6 +384,7 @@ def shared_reads(reuse_s: float, bandwidth_share: float = 1.0, tail_overlap_s: f
             bandwidth_share * asked / read if read > 0.0 else bandwidth_share,
             tail_overlap_s,
             bandwidth_share,
+            kernels_between,
         )
 
     return rates

@@ -321,7 +321,9 @@ def _compared(
     if fitting:
         constants = fit(role_is("fit", rows), models, device, bandwidth_share, most)
     elif shared is not None:
-        constants = Constants(shared.tail_overlap_s, shared.reuse_s, shared.bandwidth_share)
+        constants = Constants(
+            shared.tail_overlap_s, shared.reuse_s, shared.bandwidth_share, shared.kernels_between
+        )
     else:
         # The law before any measurement: no holding back, no reuse of reads.
         constants = Constants(math.inf, 0.0, bandwidth_share)

@@ -210,9 +210,11 @@ def alone_of(case: Case) -> list[tuple[str, Case]]:
     if case.kind not in APART:
         return [("", replace(case, count=1, kind=SHARED))]
     first, second = APART[case.kind]
+    # A prompt alone is the same beside any number of sequences, and they beside any prompt.
+    step, prompt = (replace(case, side=1), replace(case, batch=1)) if case.kind == PROMPT else (case, case)
     return [
-        (first, replace(case, steps=STEPS, tiles=0)),
-        (second, replace(case, steps=0, tiles=STEPS)),
+        (first, replace(step, steps=STEPS, tiles=0)),
+        (second, replace(prompt, steps=0, tiles=STEPS)),
     ]
 
 

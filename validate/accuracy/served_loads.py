@@ -4,6 +4,7 @@
 
 FILE has a row for each latency of each load (validate/measured/h200_serving_loads.csv, the default): `set`,
 what `run scenarios/h200/serving.yaml --on cuda --set ...` was given, rate and metric, and what was measured.
+`--add RUN` appends those of a run's folder first.
 
     error = by how much the larger of predicted and measured exceeds the smaller
 
@@ -26,6 +27,7 @@ from simcore.input.shipped import found as shipped
 from simcore.scenario import load_scenario
 from simcore.studies.common import ServingAxes, of_whole_runs
 from simcore.validate import cells
+from simcore.validate.accuracy.recorded_loads import add
 from simcore.validate.cells import FIRST_LINE, positive
 from simcore.validate.program import markdown, run
 
@@ -135,8 +137,13 @@ def figures(found: Sequence[Judged]) -> dict[str, float]:
 def main(
     file: Annotated[Path, typer.Argument(help="the measured latencies")] = MEASURED,
     profile: Annotated[str, typer.Option(help="prices")] = "local",
+    added: Annotated[
+        list[Path] | None, typer.Option("--add", help="folder of a run on a card, appended to FILE first")
+    ] = None,
 ) -> None:
     """Predicts measured services anew; exit 1 where a bar is missed."""
+    if added:
+        add(added, file)
     found = list(predicted(read_latencies(file), profile))
     for line in lines(found):
         typer.echo(line)

@@ -6,37 +6,45 @@ launch computes.
                                   + prompt_s + each_prompt_s p                              (with prompts)
 
 n: decoding sequences of the later step, p: prompts that end in it. The steps are those of
-`continuous_batching` itself, on a card, of requests that come at once, with prompts of several lengths, and
-of which in the end one leaves with each step. Each pair of constants is a line through the steps without and
-with prompts, by the repeated median (Siegel 1982), which up to half of the steps cannot mislead: other
-processes delay some of them. A host's pace changes from second to second, so several runs count together.
+`continuous_batching` itself, on a card, of requests that come by the wall clock, first few and then many at
+once. Where all come at the beginning and a launch follows each step, the host takes half as long: between two
+launches of a service it looks at the card and for requests for milliseconds. Each pair of constants is a line
+through the steps without and with prompts, by the repeated median (Siegel 1982), which up to half of the
+steps cannot mislead: other processes delay some of them, and an idle server waits for requests. A host's pace
+changes from second to second, so several runs count together.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from random import Random
 from statistics import median
 
 import torch
 
-from simcore.machine.machine import Machine, Overheads, Program
+from simcore.machine.machine import MAIN, Machine, Overheads, Program
 from simcore.machine.trace import Span
 from simcore.models.decoder_config import DecoderConfig, load_config
 from simcore.models.served_decoder import ServedDecoder
 from simcore.schedules.continuous_batching import continuous_batching
 from simcore.validate.calibration.cuda_grid import LLAMA, MODELS
 from simcore.validate.machines.buffers.cuda_decoder import card_weights
-from simcore.validate.machines.buffers.cuda_served import Cache, CardServedState
+from simcore.validate.machines.buffers.cuda_served import Cache, CardServedState, rehearsal, rounded_rows
 from simcore.validate.machines.cuda.cuda_api import CudaApi, TorchCudaApi
-from simcore.validate.machines.cuda.machine import Card
+from simcore.validate.machines.cuda.machine import Card, CardRun
 from simcore.validate.timing.pace import pace
 from simcore.workload.requests import END, REQUESTS, Journal, Request
 
-# Requests, as many of each length of prompt in tokens; the tokens of the shortest answer.
-SEQUENCES, PROMPTS, ANSWER, SEED = 160, (1024, 128, 512, 64, 1536, 256, 96, 768), 40, 0
-# Runs that count, and those before: the first captures, the second sends its graphs to the card.
-RUNS, BEFORE = 5, 2
+# Requests a second, one after the other, and requests of each; the lengths of prompts in tokens, in turn; the
+# least and most tokens of an answer.
+RATES_PER_S, REQUESTS_OF_A_RATE = (8.0, 20.0, 40.0), 60
+PROMPTS, ANSWERS, SEED = (1024, 128, 512, 64, 256, 96, 768), (24, 160), 0
+# Requests that run at once at most.
+SEQUENCES = 96
+# Runs that count.
+RUNS = 3
 # Tokens of a step at most, and of a block.
-BUDGET, BLOCK = 2048, 16
+BUDGET, BLOCK = 1024, 16
 # Seconds by the names of `machine.Overheads`.
 Costs = Mapping[str, float]
 
@@ -109,33 +117,46 @@ def service_costs_here(costs: Costs) -> tuple[Costs, str]:
     )
     said = ", ".join(f"{name} {1e6 * seconds:.3g} us" for name, seconds in each.items())
     return each, (
-        f"{said}; before {len(found)} steps of {LLAMA[0]} by continuous batching, 1 to {SEQUENCES} sequences,"
+        f"{said}; before {len(found)} steps of {LLAMA[0]} by continuous batching at"
+        f" {', '.join(f'{rate:g}' for rate in RATES_PER_S)} requests/s,"
         f" the card is idle for {decode_us:.0f} us in the median, with prompts {prompts_us:.0f}"
     )
 
 
 def gaps_on(config: DecoderConfig, api: CudaApi, device: torch.device | str) -> Iterator[Gap]:
     """Runs the service on a card and yields its gaps."""
-    model = ServedDecoder(config)
+    model, places = ServedDecoder(config), REQUESTS_OF_A_RATE * len(RATES_PER_S)
     (weights,) = card_weights(model, SEED, [device], drawn_on=device)
-    positions = max(PROMPTS) + ANSWER + SEQUENCES
-    cache = Cache(model, SEQUENCES * positions, positions, SEQUENCES, SEQUENCES, SEED, device)
+    positions = rounded_rows(max(PROMPTS)) + ANSWERS[1] + BLOCK
+    cache = Cache(model, SEQUENCES * positions, positions, SEQUENCES, places, SEED, device)
     state = CardServedState(model, weights, cache, SEQUENCES)
-    card = Card([state], api)
+    card, blocks = Card([state], api), SEQUENCES * -(-positions // BLOCK)
+    holds = {"streams": [MAIN], "prompts_apart": False, "step_rows": SEQUENCES, "step_tokens": BUDGET}
 
     def program(m: Machine) -> Program:
-        for i in range(SEQUENCES):
-            # Those that came first end first, one in each step.
-            prompt = PROMPTS[i * len(PROMPTS) // SEQUENCES]
-            m.send(REQUESTS, Request(i, 0.0, prompt, ANSWER + i, ANSWER + SEQUENCES), m.rank)
-        m.send(REQUESTS, END, m.rank)
-        blocks = SEQUENCES * -(-positions // BLOCK)
         yield from continuous_batching(
-            m, model, Journal(), blocks=blocks, block_tokens=BLOCK, token_budget=BUDGET
-        )
+            m, model, Journal(), blocks=blocks, block_tokens=BLOCK, token_budget=BUDGET,
+            max_sequences=SEQUENCES,
+        )  # fmt: skip
 
-    for i in range(BEFORE + RUNS):
+    def served(number: int) -> CardRun:
         state.reset()
-        trace, _ = pace().keeps(lambda: card.start().run(program))
-        if i >= BEFORE:
-            yield from gaps(trace.spans)
+        run = card.start()
+        run.feed(0, REQUESTS, arrivals(number))
+        run.run(program)
+        return run
+
+    card.start().run(lambda m: rehearsal(m, model, {**holds, "longest_prompt": max(PROMPTS)}))
+    for number in range(RUNS):
+        run, _ = pace().keeps(partial(served, number))
+        yield from gaps(run.trace.spans)
+
+
+def arrivals(number: int) -> Iterator[tuple[float, object]]:
+    """Yields the times of a run's requests, s, and the requests; at the end, the end."""
+    random, at_s = Random(SEED + number), 0.0
+    for i in range(REQUESTS_OF_A_RATE * len(RATES_PER_S)):
+        at_s += random.expovariate(RATES_PER_S[i // REQUESTS_OF_A_RATE])
+        answer = random.randint(*ANSWERS)
+        yield at_s, Request(i, at_s, PROMPTS[i % len(PROMPTS)], answer, answer)
+    yield at_s, END

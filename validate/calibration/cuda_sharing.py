@@ -2,8 +2,9 @@
 
     streams   1 to 32 decode steps of one model at a time
     beside    one tile after the other beside token steps
+    prompt    layers of many rows beside decode steps of several sequences
 
-The law's two constants are fitted to every second case; the others judge them (`contention_fit`).
+The law's constants are fitted to every second case; the others judge them (`contention_fit`).
 """
 
 import time
@@ -25,6 +26,7 @@ from simcore.validate.calibration.contention_fit import (
     medians,
     models_of,
     most_reach,
+    prompts_of,
     role_is,
     shared_use,
     simulated_on,
@@ -37,6 +39,9 @@ LAYERS, CONTEXT, METHOD = 4, 1024, "flash_fft"
 STREAMS, QUICK_STREAMS = (1, 2, 4, 8, 16, 32), (1, 16, 2)
 # Longer tiles delay a step, and shorter ones wait for its programs; the law models neither.
 SIDES, QUICK_SIDES = (256, 512, 1024), (512, 256)
+# Rows of prompts, and sequences of the steps beside them.
+ROWS, QUICK_ROWS = (192, 256, 320, 448, 576, 768, 1024, 1536), (256, 576)
+SEQUENCES, QUICK_SEQUENCES = (4, 16), (4,)
 REPEATS = 2
 # Most simulations of all cases in a search for constants; seconds of both searches on a slow host.
 TRIES, FITTING_S = 30, 14.0
@@ -45,7 +50,9 @@ TRIES, FITTING_S = 30, 14.0
 def cases(*, quick: bool) -> list[Case]:
     """Returns the cases."""
     streams, sides = (QUICK_STREAMS, QUICK_SIDES) if quick else (STREAMS, SIDES)
-    return [case for case in cases_of(streams, [CONTEXT], sides, [METHOD], 1) if case.kind != OWN]
+    rows, sequences = (QUICK_ROWS, QUICK_SEQUENCES) if quick else (ROWS, SEQUENCES)
+    found = [case for case in cases_of(streams, [CONTEXT], sides, [METHOD], 1) if case.kind != OWN]
+    return found + prompts_of(rows, sequences, CONTEXT)
 
 
 def ops(*, quick: bool) -> list[Op]:
@@ -91,7 +98,8 @@ def rows_here(
         why = one_line(error)
     finally:
         real.release()
-    left_out = len(asked) - len({(row.case.kind, row.case.count, row.case.side) for row in rows})
+    complete = {(row.case.kind, row.case.count, row.case.side, row.case.batch) for row in rows}
+    left_out = len(asked) - len(complete)
     return rows, [f"{left_out} of {len(asked)} cases of contention were left out: {why}"] * (left_out > 0)
 
 

@@ -489,7 +489,10 @@ def _rates(scenario: ServingScenario, hardware: Hardware, end: End) -> contentio
     match scenario.contention:
         case SharedMemory(reuse_s=reuse_s):
             law = contention.shared_reads(
-                reuse_s, hardware.memory_bandwidth_share[end], hardware.tail_overlap_s
+                reuse_s,
+                hardware.memory_bandwidth_share[end],
+                hardware.tail_overlap_s,
+                hardware.kernels_between,
             )
             return contention.off_by(law, hardware.contention_error[end])
         case Throughput(gain=gain):

@@ -1,0 +1,69 @@
+"""Rows of `served_loads` out of the folder of a run that a card has made.
+
+    set, rate_per_s, metric, measured   what `--set` gave, and each latency of all requests of a load, s
+    the other columns                   the birth record, from the run's provenance
+"""
+
+import csv
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+from simcore.input.files import InputError, read_cells
+from simcore.studies.columns import WHOLE_RUN
+from simcore.validate.program import write_csv
+
+SCENARIO, OPTION, BETWEEN, DURATION = "serving.yaml", "--set", "; ", "duration_s"
+METRICS = tuple(f"{name}_{of}_s" for of in ("mean", "p50", "p95", "p99") for name in ("ttft", "tpot", "e2e"))
+COLUMNS = (
+    "set", "rate_per_s", "metric", "measured", "cache_state", "host", "device", "torch", "triton", "date_utc",
+)  # fmt: skip
+
+
+def rows_of(folder: Path) -> list[dict[str, Any]]:
+    """Returns the rows of a run's folder. Raises InputError if it is none of `h200/serving` on a card."""
+    file = folder / "provenance.json"
+    try:
+        born = json.loads(file.read_text(encoding="utf-8"))
+        words = shlex.split(born["command"])
+        birth = {
+            "cache_state": born["cache"].partition(";")[0].replace("the run itself", "the run"),
+            "host": born["host"], "device": born["card"],
+            "torch": born["torch"].partition("+")[0], "triton": born["triton"], "date_utc": born["date"],
+        }  # fmt: skip
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InputError(f"{file}: is no record of a run on a card: {error}") from None
+    if not any(word.endswith(SCENARIO) or word == "h200/serving" for word in words):
+        raise InputError(f"{file}: command: is of another scenario than h200/serving")
+    given = [value for name, value in zip(words, words[1:], strict=False) if name == OPTION]
+    head, lines = read_cells(folder / "results.csv")
+    found = []
+    for line in (dict(zip(head, each, strict=True)) for each in lines):
+        name = line["metric"]
+        metric = name.removesuffix(WHOLE_RUN)
+        if name == DURATION or (name != metric and metric in METRICS):
+            figure = {"rate_per_s": line["rate_per_s"], "metric": metric, "measured": line["value"]}
+            found.append({"set": BETWEEN.join(given), **figure, **birth})
+    if not found:
+        raise InputError(f"{folder / 'results.csv'}: has no latency of a whole run")
+    return found
+
+
+def add(folders: list[Path], file: Path) -> None:
+    """Appends the rows of runs to a file, or makes it. Raises InputError for a file of other columns, or one
+    that has such a load."""
+    kept: list[dict[str, Any]] = []
+    if file.exists():
+        with file.open(newline="", encoding="utf-8") as opened:
+            reader = csv.DictReader(opened)
+            if tuple(reader.fieldnames or ()) != COLUMNS:
+                raise InputError(f"{file}: its columns should be {', '.join(COLUMNS)}")
+            kept = list(reader)
+    for folder in folders:
+        found = rows_of(folder)
+        again = {row["set"] for row in kept} & {row["set"] for row in found}
+        if again:
+            raise InputError(f"--add {folder}: {file} has loads of this set already: {', '.join(again)}")
+        kept += found
+    write_csv(kept, file)
