@@ -326,7 +326,7 @@ def test_how_graphs_share_the_card_is_measured_or_noted(
     _, profile = calibrate_card(
         target, True, lambda text, done, of: seen.append(f"{text} {done} of {of}"), table=table, within_s=60.0
     )
-    assert seen[-2:] == ["graphs beside each other: case 0 of 7", "a case: case 1 of 7"]
+    assert seen[-2:] == ["graphs beside each other: case 0 of 5", "a case: case 1 of 5"]
     noted = [note for note in profile.notes if "contention" in note]
     if error is None:
         assert profile.contention == found

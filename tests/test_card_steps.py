@@ -63,7 +63,7 @@ def test_gaps_are_those_between_the_steps_of_a_service(monkeypatch: pytest.Monke
     answers = iter(2 * [3, 4, 5])
     monkeypatch.setattr(card_service.Random, "randint", lambda *_: next(answers))
     monkeypatch.setattr(card_service, "rehearsal", lambda *_: (each for each in ()))
-    monkeypatch.setattr(card_service, "pace", lambda: SimpleNamespace(keeps=lambda act: (act(), True)))
+    monkeypatch.setattr(card_service, "pace", lambda: SimpleNamespace(settle=lambda: True))
     found = list(card_service.gaps_on(replace(GQA, layers=1), FakeCudaApi(), "cpu"))
     assert [(gap.sequences, gap.prompts) for gap in found] == 2 * [(1, 2), (3, None), (2, None), (1, None)]
     assert all(gap.seconds >= 0.0 for gap in found)

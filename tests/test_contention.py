@@ -615,9 +615,7 @@ def test_a_quick_calibration_has_fewer_cases_and_both_judge() -> None:
     for cases in (whole, few):
         rows = [Row(case, stream, 1.0, 1.0, 1.0, 1.0, 2) for case in cases for stream in streams_of(case)]
         found = {(row.case.kind, role) for row, role in zip(rows, roles(rows, True), strict=True)}
-        assert {
-            (kind, role) for kind in ("shared weights", "beside", "prompt") for role in ("fit", "judged")
-        } <= found
+        assert {(kind, role) for kind in ("shared weights", "beside") for role in ("fit", "judged")} <= found
     for quick in (True, False):
         each = card_sharing.ops(quick=quick)
         kinds = {op.kind for op in each}
@@ -706,7 +704,7 @@ def test_cases_that_have_been_measured_count_where_a_later_one_fails(monkeypatch
     assert [(row.case.kind, row.case.count) for row in rows] == [
         (each.kind, each.count) for each in asked[:4]
     ]
-    assert notes == ["21 of 25 cases of contention were left out: InputError: 32 streams do not fit"]
+    assert notes == ["5 of 9 cases of contention were left out: InputError: 32 streams do not fit"]
 
 
 @pytest.mark.parametrize("method", ["flash_conv", "flash_fft"])
@@ -829,11 +827,7 @@ def test_bad_options_are_refused(measured_rows: Path) -> None:
         ("context", "200000", "line 3: context: input should be less than or equal to 131072"),
         ("count", "2.5", "line 3: count: input should be a valid integer"),
         ("n", "", "line 3: n: input should be a valid integer"),
-        (
-            "kind",
-            "x",
-            "line 3: kind: unknown value 'x' \\(allowed: beside, own weights, prompt, shared weights\\)",
-        ),
+        ("kind", "x", "line 3: kind: unknown value 'x' \\(allowed: beside, own weights, shared weights\\)"),
         ("stream", "hello", "line 3: unknown stream 'hello'"),
         ("layers", None, "has no column layers"),
     ],

@@ -28,7 +28,6 @@ from simcore.ops.convolution import IMPLEMENTATIONS
 from simcore.terminal import BROKEN
 from simcore.validate.accuracy.contention_cases import (
     BESIDE,
-    PROMPT,
     Case,
     Device,
     Kind,
@@ -51,7 +50,6 @@ from simcore.validate.calibration.contention_fit import (
     medians,
     models_of,
     most_reach,
-    prompts_of,
     role_is,
     shared_use,
     simulated_on,
@@ -60,8 +58,6 @@ from simcore.validate.calibration.cuda import this_card
 from simcore.validate.machines.cuda.runs import this_machine
 from simcore.validate.program import aligned, check_out, named, partial_of, run, write_csv
 
-# Tokens cached by each sequence of the steps beside prompts.
-PROMPT_CONTEXT = 1024
 # Upper bounds of a case; MOST_TOKENS bounds its context.
 MOST_BATCH, MOST_COUNT, MOST_SIDE, MOST_LAYERS, MOST_TOKENS = 512, 256, 4096, 32, 1 << 17
 
@@ -108,10 +104,7 @@ class _Line:
     layers: Annotated[int, Field(ge=1, le=MOST_LAYERS)]
 
     def __post_init__(self) -> None:
-        if self.kind == PROMPT:
-            if not 1 <= self.side <= MOST_SIDE or not self.tiles:
-                raise ValueError(f"side: is {self.side}, tiles: {self.tiles}; 1 or more of both")
-        elif self.kind == BESIDE:
+        if self.kind == BESIDE:
             if self.method not in IMPLEMENTATIONS:
                 raise ValueError(unknown_name("method", self.method, IMPLEMENTATIONS))
             if self.side.bit_count() != 1 or not self.tiles:
@@ -199,8 +192,6 @@ def main(
     contexts: Annotated[str, typer.Option(help="their tokens")] = "1024,16384",
     sides: Annotated[str, typer.Option(help="sides of tiles, powers of two")] = "64,256,1024",
     methods: Annotated[str, typer.Option(help="how tiles are computed")] = "flash_conv,flash_fft",
-    rows: Annotated[str, typer.Option(help="rows of prompts' layers, beside decode steps")] = "64,256,1024",
-    sequences: Annotated[str, typer.Option(help="sequences of those decode steps")] = "1,8,32",
     layers: Annotated[int, typer.Option(help="of the decoder", min=1, max=32)] = 4,
     batch: Annotated[int, typer.Option(help="sequences of each instance", min=1, max=512)] = 1,
     repeats: Annotated[int, typer.Option(help="runs of a case, of which the median counts", min=1)] = 5,
@@ -221,8 +212,6 @@ def main(
         _numbers("--sides", sides, 1, MOST_SIDE),
         named("--methods", methods, IMPLEMENTATIONS, needed=True),
         batch,
-    ) + prompts_of(
-        _numbers("--rows", rows, 1, MOST_SIDE), _numbers("--sequences", sequences, 1, MOST_BATCH), PROMPT_CONTEXT
     )
     given = None if from_ is None else read(from_)
     name = _device(device, measures=given is None)
@@ -231,14 +220,14 @@ def main(
         raise InputError("--fit: needs a profile into which constants are written")
     here = simulated_on(spec, known)
     if given is None:
-        found_rows, births = _measured_here(cases, models_of(layers), here, repeats, out)
+        rows, births = _measured_here(cases, models_of(layers), here, repeats, out)
     else:
-        found_rows, layers, births = given
+        rows, layers, births = given
         if fit_:
             of_one_card(births, known, str(from_))
     models = models_of(layers)
     bandwidth_share, most = spec.hbm_efficiency.value, most_reach(spec, known)
-    found = _compared(found_rows, models, here, known, bandwidth_share, most, fit_)
+    found = _compared(rows, models, here, known, bandwidth_share, most, fit_)
     if out is not None:
         write(found[1], models, births, out)
         partial_of(out).unlink(missing_ok=True)

@@ -2,8 +2,6 @@
 
     streams   n instances decode the same number of tokens, each on its stream; per token
     beside    one long-convolution tile after the other on "side", token steps on "main"; each by itself
-    prompt    layers of many rows, as those of a prompt, on "instance 1", decode steps on "instance 0"; each
-              by itself
 
 All work of a stream is one captured graph, and one launch (HOLD) releases all streams, so the host has no
 effect. The same program measures each graph alone; that time is its price on the simulated machine, so the
@@ -29,30 +27,24 @@ from simcore.sim.contention import Rates
 from simcore.sim.runs import Setup, Start, simulated
 from simcore.validate.calibration.cuda_instances import Instances
 
-Kind = Literal["shared weights", "own weights", "beside", "prompt"]
+Kind = Literal["shared weights", "own weights", "beside"]
 SHARED: Kind = "shared weights"
 OWN: Kind = "own weights"
 BESIDE: Kind = "beside"
-PROMPT: Kind = "prompt"
-KINDS: tuple[Kind, ...] = (SHARED, OWN, BESIDE, PROMPT)
+KINDS: tuple[Kind, ...] = (SHARED, OWN, BESIDE)
 # Replays of the holding graph: more than a machine queues ahead, so that the last ones still run while the
 # streams are queued.
 HOLD, HELD_ON = 4, "hold"
 # Timed graphs of a stream, alone and beside others.
 STEPS, MOST_STEPS = 12, 64
 MAIN, SIDE = "main", "side"
-# The streams of a decode step and of a prompt.
-STEP, ROWS = Instances.stream(0), Instances.stream(1)
-# Kinds whose two streams are timed each by itself.
-APART: dict[Kind, tuple[str, str]] = {BESIDE: (MAIN, SIDE), PROMPT: (STEP, ROWS)}
 CONTEXT, POSITION = "context", "position"
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
     """Concurrent work. Instances: each of `count` decodes `steps` tokens at `context`. Beside: a tile of
-    `side` by `method` in a batch of `batch` sequences, `tiles` times, beside `steps` token steps. Prompt:
-    layers of `side` rows, `tiles` times, beside `steps` decode steps of `batch` sequences at `context`."""
+    `side` by `method` in a batch of `batch` sequences, `tiles` times, beside `steps` token steps."""
 
     kind: Kind
     batch: int
@@ -70,8 +62,6 @@ class Case:
             return (
                 f"{self.tiles} x {self.method} of {self.side} beside {self.steps} steps, batch {self.batch}"
             )
-        if self.kind == PROMPT:
-            return f"{self.tiles} x {self.side} rows beside {self.steps} steps of {self.batch} at {self.context}"
         return f"{self.count} streams, {self.kind}, batch {self.batch}, context {self.context}"
 
 
@@ -86,8 +76,7 @@ class Models:
     def instances(self, case: Case) -> Instances:
         """Returns the decoders of a case."""
         decoder = Decoder(self.config, batch=case.batch, dtypes=self.dtypes, outside=False)
-        wide_rows = case.side if case.kind == PROMPT else 0
-        return Instances(decoder, case.count, case.kind == OWN, wide_rows)
+        return Instances(decoder, case.count, case.kind == OWN)
 
     def tiled(self, case: Case) -> LongConvolution:
         """Returns the long convolution of a case, with room for the tile, its outputs, and later steps."""
@@ -107,14 +96,6 @@ class Job:
 
 def jobs(case: Case, models: Models) -> list[Job]:
     """Returns the concurrent jobs of a case."""
-    if case.kind == PROMPT:
-        made = models.instances(case)
-        both = (STEP, 0, case.steps, case.context), (ROWS, 1, case.tiles, made.wide_context)
-        return [
-            Job(stream, _over(made.graph(i), times), ((CONTEXT, context),))
-            for stream, i, times, context in both
-            if times
-        ]
     if case.kind != BESIDE:
         made, sizes = models.instances(case), ((CONTEXT, case.context),)
         return [Job(made.stream(i), _over(made.graph(i), case.steps), sizes) for i in range(case.count)]
@@ -150,17 +131,13 @@ def _launch(m: Machine, job: Job, stream: str, times: int, *after: Ticket) -> Ti
 def seconds_of(trace: Trace, case: Case, stream: str = "") -> float:
     """Returns the seconds of a graph on a stream, or by default of all instances' graphs; see the head."""
     spans = [s for s in trace.spans if s.stream != HELD_ON and stream in ("", s.stream)]
-    return (max(s.end_s for s in spans) - min(s.start_s for s in spans)) / times_of(case, stream)
-
-
-def times_of(case: Case, stream: str) -> int:
-    """Returns how often a stream's graph is repeated."""
-    return case.tiles if stream in (SIDE, ROWS) and case.kind in APART else case.steps
+    times = case.tiles if stream == SIDE else case.steps
+    return (max(s.end_s for s in spans) - min(s.start_s for s in spans)) / times
 
 
 def streams_of(case: Case) -> tuple[str, ...]:
     """Returns the streams timed separately: all instances together, or each of the two streams."""
-    return APART.get(case.kind, ("",))
+    return (MAIN, SIDE) if case.kind == BESIDE else ("",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,22 +184,16 @@ class Row:
 
 def alone_of(case: Case) -> list[tuple[str, Case]]:
     """Returns the cases to measure alone before a case, by stream."""
-    if case.kind not in APART:
+    if case.kind != BESIDE:
         return [("", replace(case, count=1, kind=SHARED))]
-    first, second = APART[case.kind]
-    # A prompt alone is the same beside any number of sequences, and they beside any prompt.
-    step, prompt = (replace(case, side=1), replace(case, batch=1)) if case.kind == PROMPT else (case, case)
     return [
-        (first, replace(step, steps=STEPS, tiles=0)),
-        (second, replace(prompt, steps=0, tiles=STEPS)),
+        (MAIN, replace(case, steps=STEPS, tiles=0)),
+        (SIDE, replace(case, steps=0, tiles=STEPS)),
     ]
 
 
 def balanced(case: Case, alone_s: Mapping[str, float]) -> Case:
-    """Returns the case with tiles and steps that keep both streams busy about equally and long enough; of a
-    prompt, whose kernels take turns with those of a step, as many of both."""
-    if case.kind == PROMPT:
-        return replace(case, steps=STEPS, tiles=STEPS)
+    """Returns the case with tiles and steps that keep both streams busy about equally and long enough."""
     if case.kind != BESIDE:
         return case
     step_s, tile_s = alone_s[MAIN], alone_s[SIDE]
@@ -268,8 +239,12 @@ def predicted(
         # A job repeats the same ops.
         bare = {id(op): op.at(sizes).without_place for op in {id(op): op for op in job.graph.ops}.values()}
         seconds = {key: device.price(op).seconds for key, op in bare.items()}
-        stream = job.stream if case.kind in APART else ""
-        scale = times_of(case, stream) * alone_s[stream] / sum(seconds[id(op)] for op in job.graph.ops)
+        times = case.tiles if job.stream == SIDE else case.steps
+        scale = (
+            times
+            * alone_s[job.stream if case.kind == BESIDE else ""]
+            / sum(seconds[id(op)] for op in job.graph.ops)
+        )
         for key, op in bare.items():
             own_s = scale * seconds[key]
             prices[op] = Price(own_s, own_s, own_s, "measured", "its graph alone, shared out by prices")

@@ -1,7 +1,7 @@
 """Rows of `served_loads` out of the folder of a run that a card has made.
 
-    set, rate_per_s, metric, measured   what `--set` gave, and each latency of all requests of a load, s
-    the other columns                   the birth record, from the run's provenance
+set, rate_per_s, metric, measured   what `--set` gave, and each latency of all requests of a load, s
+the other columns                   the birth record, from the run's provenance
 """
 
 import csv

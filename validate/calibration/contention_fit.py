@@ -1,8 +1,7 @@
-"""Fits the constants of the contention law (`sim.contention`), by which graphs share a device, to rows.
+"""Fits the two constants of the contention law (`sim.contention`), by which graphs share a device, to rows.
 
     tail_overlap_s, bandwidth_share = argmin of the sum of |log(measured / predicted)| over every second
                       number of streams or side of each kind; the other rows judge the constants
-    kernels_between = the same over every second case of a prompt beside decode steps, with those two given
     bandwidth_share <= the share that reading alone reaches, from the profile's birth record
     error           = larger / smaller of measured and predicted - 1
 
@@ -18,7 +17,7 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
-from scipy.optimize import minimize, minimize_scalar
+from scipy.optimize import minimize
 
 from simcore.assembly import MODELS
 from simcore.devices.fitted import FittedProfile, SharedUse
@@ -30,10 +29,8 @@ from simcore.models.decoder_config import load_config
 from simcore.models.long_convolution import LongConvolution
 from simcore.sim.contention import Rates, shared_reads
 from simcore.validate.accuracy.contention_cases import (
-    APART,
     BESIDE,
     OWN,
-    PROMPT,
     SHARED,
     Case,
     Device,
@@ -52,8 +49,6 @@ CONVOLUTION = LongConvolution(layers=18, channels=256, tokens=4, dtype="fp32")
 # Starting points of a search for constants, and the most simulations of all cases from each.
 STARTS_S, MOST_TRIES = (5e-7, 5e-6), 50
 LEAST_S = 1e-9
-# Most kernels of a decode step between two of a prompt.
-MOST_BETWEEN = 4.0
 # Key in the birth record of a card's profile.
 READS = "read_bytes_per_s"
 
@@ -87,8 +82,7 @@ class Constants:
     def text(self) -> str:
         """Returns the constants for display."""
         overlap = f"tail_overlap_s {self.tail_overlap_s:.3g}, reuse_s {self.reuse_s:.3g}"
-        between = f"kernels_between {self.kernels_between:.3g}"
-        return f"{overlap}, bandwidth_share {self.bandwidth_share:.3f}, {between}"
+        return f"{overlap}, bandwidth_share {self.bandwidth_share:.3f}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,11 +114,6 @@ def cases_of(
     return found + [Case(BESIDE, batch, side=side, method=each) for side in sides for each in methods]
 
 
-def prompts_of(rows: Sequence[int], sequences: Sequence[int], context: int) -> list[Case]:
-    """Returns cases of layers of so many rows beside decode steps of so many sequences."""
-    return [Case(PROMPT, batch, context=context, side=side) for batch in sequences for side in rows]
-
-
 def together_s(rows: Sequence[Row], models: Models, device: Device, law: Constants) -> list[float]:
     """Returns the simulated time of each row; rows of one case share a run."""
     traces: dict[tuple[Case, tuple[float, ...]], Any] = {}
@@ -147,7 +136,7 @@ def roles(rows: Sequence[Row], fitting: bool) -> list[str]:
     seen: dict[str, list[tuple[int, ...]]] = {}
     found = []
     for row in rows:
-        if row.case.kind not in APART and row.case.count == 1:
+        if row.case.kind != BESIDE and row.case.count == 1:
             found.append("alone")
             continue
         case = row.case.batch, row.case.count, row.case.context, row.case.side
@@ -179,22 +168,17 @@ def fit(
     tries: int | None = None,
 ) -> Constants:
     """Returns the constants with the least sum of |log(measured / predicted)| and a bandwidth_share of `most`
-    at most, found from `bandwidth_share` by at most `tries` simulations (or MOST_TRIES), and then as many for
-    prompts. Raises InputError without rows other than those of prompts."""
-    prompts = [row for row in rows if row.case.kind == PROMPT]
-    rows = [row for row in rows if row.case.kind != PROMPT]
+    at most, found from `bandwidth_share` by at most `tries` simulations (or MOST_TRIES). Raises InputError
+    without rows."""
     if not rows:
         raise InputError("there is no case to fit constants of contention to; give more streams or sides")
 
     def constants(x: Sequence[float]) -> Constants:
         return Constants(max(LEAST_S, math.exp(min(0.0, x[0]))), 0.0, min(most, max(0.1, x[1])))
 
-    def off(some: Sequence[Row], law: Constants) -> float:
-        found_s = together_s(some, models, device, law)
-        return sum(abs(math.log(row.together_s / s)) for row, s in zip(some, found_s, strict=True))
-
     def cost(x: Sequence[float]) -> float:
-        return off(rows, constants(x))
+        found_s = together_s(rows, models, device, constants(x))
+        return sum(abs(math.log(row.together_s / s)) for row, s in zip(rows, found_s, strict=True))
 
     search: Any = minimize
     best: Any = None
@@ -205,14 +189,7 @@ def fit(
         options = {"maxfev": tries or MOST_TRIES, "initial_simplex": steps}
         found: Any = search(cost, first, method="Nelder-Mead", options=options)
         best = found if best is None or found.fun < best.fun else best
-    law = constants([float(value) for value in best.x])
-    if not prompts:
-        return law
-    between = minimize_scalar(
-        lambda k: off(prompts, replace(law, kernels_between=k)),
-        bounds=(1.0, MOST_BETWEEN), method="bounded", options={"maxiter": tries or MOST_TRIES},
-    )  # fmt: skip
-    return replace(law, kernels_between=float(between.x))
+    return constants([float(value) for value in best.x])
 
 
 def judged(
@@ -245,7 +222,6 @@ def shared_use(constants: Constants, found: Sequence[Judged], processor: str, da
         tail_overlap_s=constants.tail_overlap_s,
         reuse_s=constants.reuse_s,
         bandwidth_share=constants.bandwidth_share,
-        kernels_between=constants.kernels_between,
         cases=counts["fit"],
         judged=counts["judged"],
         error_pct=errors["all"],

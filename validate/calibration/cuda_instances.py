@@ -6,9 +6,6 @@
 Each instance has its own activations and KV cache. Weights are shared, as in the strategy
 `concurrent_instances` (`own_weights` False), or each instance has its own. A model has layers only (no
 embedding, no LM head), so a token ends where the next one begins, and one captured graph serves all tokens.
-
-One more instance may have another batch: with many rows and hardly any context its layers are those of a
-prompt, as temporal fusion computes it beside the generation.
 """
 
 from collections.abc import Hashable, Mapping, Sequence
@@ -28,15 +25,11 @@ INSTANCE = "instance"
 
 @dataclass(frozen=True)
 class Instances:
-    """`count` instances of a decoder of one rank. `wide_rows`: rows of one more instance with the same
-    weights, at `wide_context` tokens; 0: there is none. Raises ValueError unless the decoder has layers
-    only."""
+    """`count` instances of a decoder of one rank. Raises ValueError unless the decoder has layers only."""
 
     decoder: Decoder
     count: int
     own_weights: bool = False
-    wide_rows: int = 0
-    wide_context: int = 2
 
     def __post_init__(self) -> None:
         if self.decoder.outside or self.decoder.ranks != 1 or self.count < 1:
@@ -47,15 +40,9 @@ class Instances:
         """The number of sets of weights."""
         return self.count if self.own_weights else 1
 
-    @property
-    def wide(self) -> list[Decoder]:
-        """The instance of more rows, after the others, if there is one."""
-        return [replace(self.decoder, batch=self.wide_rows)] if self.wide_rows else []
-
     def graph(self, instance: int) -> Graph:
-        """Returns the graph of a token of one instance; the wide one comes last. Size: context."""
-        decoder = [*[self.decoder] * self.count, *self.wide][instance]
-        return _graph(decoder.token_step, instance)
+        """Returns the graph of a token of one instance. Size: context."""
+        return _graph(self.decoder.token_step, instance)
 
     @staticmethod
     def stream(instance: int) -> str:
@@ -83,12 +70,12 @@ class CardInstancesState(CardState):
             state.reset()
 
     def device_sizes(self, graph: Graph) -> frozenset[str]:
-        """Same as for the instance of the graph."""
-        return self._of(graph).device_sizes(graph)
+        """Same as for one instance."""
+        return self.states[0].device_sizes(graph)
 
     def captured_sizes(self, graph: Graph) -> frozenset[str]:
-        """Same as for the instance of the graph."""
-        return self._of(graph).captured_sizes(graph)
+        """Same as for one instance."""
+        return self.states[0].captured_sizes(graph)
 
     def sizes(self, stream: str) -> Mapping[str, Tensor]:
         """Returns the sizes of the stream's instance, which has its own lengths."""
@@ -119,9 +106,6 @@ class CardInstancesState(CardState):
     def meet(self, op: Op, states: Sequence[Any]) -> None:
         """Raises ValueError: instances have no collectives."""
         raise ValueError(f"--on cuda: {op.kind} {op.name}: instances meet nobody")
-
-    def _of(self, graph: Graph) -> CardDecoderState:
-        return self._state(graph.ops[0])
 
     def _state(self, op: Op) -> CardDecoderState:
         return self.states[op.where(INSTANCE)]

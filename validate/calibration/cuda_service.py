@@ -16,7 +16,6 @@ changes from second to second, so several runs count together.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from random import Random
 from statistics import median
 
@@ -37,7 +36,7 @@ from simcore.workload.requests import END, REQUESTS, Journal, Request
 
 # Requests a second, one after the other, and requests of each; the lengths of prompts in tokens, in turn; the
 # least and most tokens of an answer.
-RATES_PER_S, REQUESTS_OF_A_RATE = (8.0, 20.0, 40.0), 60
+RATES_PER_S, REQUESTS_OF_A_RATE = (10.0, 20.0, 40.0), 50
 PROMPTS, ANSWERS, SEED = (1024, 128, 512, 64, 256, 96, 768), (24, 160), 0
 # Requests that run at once at most.
 SEQUENCES = 96
@@ -148,8 +147,9 @@ def gaps_on(config: DecoderConfig, api: CudaApi, device: torch.device | str) -> 
 
     card.start().run(lambda m: rehearsal(m, model, {**holds, "longest_prompt": max(PROMPTS)}))
     for number in range(RUNS):
-        run, _ = pace().keeps(partial(served, number))
-        yield from gaps(run.trace.spans)
+        # Requests come once.
+        pace().settle()
+        yield from gaps(served(number).trace.spans)
 
 
 def arrivals(number: int) -> Iterator[tuple[float, object]]:

@@ -2,9 +2,9 @@
 
     streams   1 to 32 decode steps of one model at a time
     beside    one tile after the other beside token steps
-    prompt    layers of many rows beside decode steps of several sequences
 
-The law's constants are fitted to every second case; the others judge them (`contention_fit`).
+The law's two constants are fitted to every second case; the others judge them (`contention_fit`). How many
+kernels of a step get in between two of a prompt is counted in a service (`cuda_prompts`).
 """
 
 import time
@@ -26,11 +26,11 @@ from simcore.validate.calibration.contention_fit import (
     medians,
     models_of,
     most_reach,
-    prompts_of,
     role_is,
     shared_use,
     simulated_on,
 )
+from simcore.validate.calibration.cuda_prompts import kernels_between_here
 from simcore.validate.machines.cuda.runs import this_machine
 from simcore.validate.timing.cuda_times import FAILURES
 
@@ -39,9 +39,6 @@ LAYERS, CONTEXT, METHOD = 4, 1024, "flash_fft"
 STREAMS, QUICK_STREAMS = (1, 2, 4, 8, 16, 32), (1, 16, 2)
 # Longer tiles delay a step, and shorter ones wait for its programs; the law models neither.
 SIDES, QUICK_SIDES = (256, 512, 1024), (512, 256)
-# Rows of prompts, and sequences of the steps beside them.
-ROWS, QUICK_ROWS = (192, 256, 320, 448, 576, 768, 1024, 1536), (256, 576)
-SEQUENCES, QUICK_SEQUENCES = (4, 16), (4,)
 REPEATS = 2
 # Most simulations of all cases in a search for constants; seconds of both searches on a slow host.
 TRIES, FITTING_S = 30, 14.0
@@ -50,9 +47,7 @@ TRIES, FITTING_S = 30, 14.0
 def cases(*, quick: bool) -> list[Case]:
     """Returns the cases."""
     streams, sides = (QUICK_STREAMS, QUICK_SIDES) if quick else (STREAMS, SIDES)
-    rows, sequences = (QUICK_ROWS, QUICK_SEQUENCES) if quick else (ROWS, SEQUENCES)
-    found = [case for case in cases_of(streams, [CONTEXT], sides, [METHOD], 1) if case.kind != OWN]
-    return found + prompts_of(rows, sequences, CONTEXT)
+    return [case for case in cases_of(streams, [CONTEXT], sides, [METHOD], 1) if case.kind != OWN]
 
 
 def ops(*, quick: bool) -> list[Op]:
@@ -73,12 +68,26 @@ def shared_use_here(
         found = fitted(rows, profile)
     except ValueError as error:
         raise ValueError("; ".join([str(error), *notes])) from None
+    between, note = _kernels_between(profile.contention, quick=quick)
+    found, notes = replace(found, kernels_between=between), [*notes, note]
     if found.bandwidth_share == most_reach(load_device(profile.device), profile):
         notes = [
             *notes,
             "contention: bandwidth_share is what reading alone reaches, more than which none can be",
         ]
     return found, notes
+
+
+def _kernels_between(before: SharedUse | None, *, quick: bool) -> tuple[float, str]:
+    """Returns the constant of prompts beside steps and a note about it: the one before where there is no time
+    or no room for the model that serves, 1 if there is none."""
+    kept = before.kernels_between if before else 1.0
+    if quick:
+        return kept, f"kernels_between: {kept:.3g}, not measured by a quick calibration"
+    try:
+        return kernels_between_here()
+    except FAILURES as error:
+        return kept, f"kernels_between: {kept:.3g}; it could not be measured: {one_line(error)}"
 
 
 def rows_here(
@@ -98,8 +107,7 @@ def rows_here(
         why = one_line(error)
     finally:
         real.release()
-    complete = {(row.case.kind, row.case.count, row.case.side, row.case.batch) for row in rows}
-    left_out = len(asked) - len(complete)
+    left_out = len(asked) - len({(row.case.kind, row.case.count, row.case.side) for row in rows})
     return rows, [f"{left_out} of {len(asked)} cases of contention were left out: {why}"] * (left_out > 0)
 
 

@@ -212,10 +212,6 @@ class CardStates:
                 model.decoder, setup.mesh, SEED + i, setup.holds["context"], 1,
                 device=self.device, weights=weights[i % model.sets],
             )  # fmt: skip
-        for wide in model.wide:
-            states += card_decoder_states(
-                wide, setup.mesh, SEED, model.wide_context, 1, device=self.device, weights=weights[0]
-            )
         return CardInstancesState(states)
 
 
