@@ -76,7 +76,9 @@ def test_costs_of_a_service_are_found_again_though_a_third_of_its_steps_is_delay
         longer_s = 0.0 if prompts is None else 3e-4 + 5e-5 * prompts
         return Gap(1e-3 + 5e-6 * n + longer_s + (2e-3 if n % 3 == 0 else 0.0), n, prompts)
 
-    made = [gap(n, prompts) for n in range(1, 60) for prompts in (None, n % 7)]
+    made = [gap(n, prompts) for n in range(1, 60) for prompts in (None, 1 + n % 7)]
+    # Parts of prompts that end none take as long as one that ends, and are left out.
+    made += [replace(gap(n, 1), prompts=0) for n in range(1, 60)]
     each = {"batch_s": 6e-4, "sequence_s": 5e-6, "prompt_s": 3e-4, "each_prompt_s": 5e-5}
     assert card_service.costs_of(made, 4e-4) == pytest.approx(each)
     # Never below 0.

@@ -74,13 +74,15 @@ def gaps(spans: Sequence[Span]) -> list[Gap]:
 
 
 def costs_of(found: Sequence[Gap], plain_s: float) -> Costs:
-    """Returns the costs of a service, at least 0, where `plain_s` lie before any launch after a wait."""
+    """Returns the costs of a service, at least 0, where `plain_s` lie before any launch after a wait. Steps
+    with a part of a prompt that does not end it are left out: their host does as much as for one that ends,
+    and how many such parts a step has is not in its sizes."""
     alone = [gap for gap in found if gap.prompts is None]
     base_s, sequence_s = _line([(gap.sequences, gap.seconds) for gap in alone])
     longer = [
         (gap.prompts, gap.seconds - base_s - sequence_s * gap.sequences)
         for gap in found
-        if gap.prompts is not None
+        if gap.prompts
     ]
     prompt_s, each_prompt_s = _line(longer)
     each = {"batch_s": base_s - plain_s, "sequence_s": sequence_s}
