@@ -714,6 +714,7 @@ def _hardware(
         price=price,
         roofline=roofline(spec, link=link),
         overheads=_overheads(where, scenario, device, place),
+        of_our_schedule=OF_OUR_SCHEDULE - {*place.overheads, *scenario.overheads.given()},
         memory_bytes=spec.memory_bytes,
         hbm_bytes_per_s=spec.hbm_bytes_per_s,
         max_devices=link.max_devices if link else 1,
@@ -749,6 +750,10 @@ def _overheads(where: str, scenario: Scenario, device: DeviceInUse, place: Place
         except InputError as error:
             raise InputError(f"{where}: {error}") from None
     return found
+
+
+# Costs of a launch that a calibration measures by this project's own schedule.
+OF_OUR_SCHEDULE = frozenset({"batch_s", "sequence_s", "prompt_s", "each_prompt_s"})
 
 
 def _power_limit(device: DeviceInUse, profile: FittedProfile | None) -> PowerLimit | None:

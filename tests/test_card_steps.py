@@ -10,6 +10,8 @@ import pytest
 import torch
 
 from simcore.assembly import assemble
+from simcore.devices.fitted import FittedProfile
+from simcore.devices.profile import load_profile
 from simcore.machine.machine import Overheads
 from simcore.ops import op as ops
 from simcore.ops.op import Op
@@ -101,8 +103,11 @@ NONE = dict.fromkeys(Overheads.__dataclass_fields__.keys() - {"in_graph_s", "in_
 
 
 def mean_s(metric: str, **overheads: float) -> float:
-    scenario = parse_scenario({**SERVING, "profile": "none", "overheads": {**NONE, **overheads}}, "t")
-    rows = assemble(scenario, "t").study.run(lambda *_: None).rows
+    return mean_of(metric, profile="none", overheads={**NONE, **overheads})
+
+
+def mean_of(metric: str, **fields: Any) -> float:
+    rows = assemble(parse_scenario({**SERVING, **fields}, "t"), "t").study.run(lambda *_: None).rows
     return next(row.value for row in rows if row.metric == metric and row.value is not None)
 
 
@@ -112,6 +117,21 @@ ttft_s, e2e_s = partial(mean_s, "ttft_mean_s"), partial(mean_s, "e2e_mean_s")
 def test_a_launch_that_says_whose_tokens_it_computes_takes_its_host_longer() -> None:
     """One request, alone: its first token comes after one launch."""
     assert ttft_s(batch_s=1e-3) - ttft_s() == pytest.approx(1e-3)
+
+
+def test_a_named_engine_has_its_own_host_and_not_that_of_this_project() -> None:
+    """One prompt and one more token. What the scenario states holds for every strategy."""
+    profile = load_profile("h200-sxm", "local")
+    assert isinstance(profile, FittedProfile)
+    ours = profile.overheads
+    engine = [{"kind": "continuous_batching", "engine": "vllm-0.19", "host": {}}]
+    plain = [{"kind": "continuous_batching", "token_budget": 8192, "max_sequences": 256}]
+    between_s = 2 * ours["batch_s"] + ours["prompt_s"] + ours["each_prompt_s"] + ours["sequence_s"]
+    found_s = [mean_of("e2e_mean_s", strategies=each) for each in (plain, engine)]
+    assert found_s[0] - found_s[1] == pytest.approx(between_s)
+    stated = {name: ours[name] for name in ("batch_s", "sequence_s", "prompt_s", "each_prompt_s")}
+    found_s[1] = mean_of("e2e_mean_s", strategies=engine, overheads=stated)
+    assert found_s[0] == pytest.approx(found_s[1])
 
 
 def test_each_decoding_sequence_takes_the_host_of_a_launch_longer() -> None:

@@ -1,6 +1,6 @@
 """A device as a study needs it: prices, memory, overheads."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from math import inf
 
@@ -32,6 +32,7 @@ class Hardware:
     machine vary: `measured`). `hbm_bytes_per_s`: the datasheet's. `processors`: units that run the blocks of
     a kernel. `jobs`: the most processes that simulate. `kept`: the store of graph prices for other runs.
     `power`: the limit of its power, None if nothing is known of it.
+    `of_our_schedule`: names of those `overheads` that a calibration measured of this project's own schedule.
     `vendor`: who makes it, empty if unknown; `board_power_w`: most that one takes, W, None if unknown.
     """
 
@@ -59,6 +60,7 @@ class Hardware:
     jobs: int = 1
     kept: KeptPrices | None = None
     power: PowerLimit | None = None
+    of_our_schedule: Collection[str] = ()
     vendor: str = ""
     board_power_w: float | None = None
 

@@ -7,6 +7,7 @@ the other columns                   the birth record, from the run's provenance
 import csv
 import json
 import shlex
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ def rows_of(folder: Path) -> list[dict[str, Any]]:
         raise InputError(f"{file}: is no record of a run on a card: {error}") from None
     if not any(word.endswith(SCENARIO) or word == "h200/serving" for word in words):
         raise InputError(f"{file}: command: is of another scenario than h200/serving")
-    given = [value for name, value in zip(words, words[1:], strict=False) if name == OPTION]
+    given = [value for name, value in pairwise(words) if name == OPTION]
     head, lines = read_cells(folder / "results.csv")
     found = []
     for line in (dict(zip(head, each, strict=True)) for each in lines):

@@ -80,9 +80,7 @@ def costs_of(found: Sequence[Gap], plain_s: float) -> Costs:
     alone = [gap for gap in found if gap.prompts is None]
     base_s, sequence_s = _line([(gap.sequences, gap.seconds) for gap in alone])
     longer = [
-        (gap.prompts, gap.seconds - base_s - sequence_s * gap.sequences)
-        for gap in found
-        if gap.prompts
+        (gap.prompts, gap.seconds - base_s - sequence_s * gap.sequences) for gap in found if gap.prompts
     ]
     prompt_s, each_prompt_s = _line(longer)
     each = {"batch_s": base_s - plain_s, "sequence_s": sequence_s}

@@ -12,8 +12,9 @@
 
 torch sends tensors of a card as handles (CUDA IPC), and those of a CPU as shared memory: weights are there
 once. Workers open them one after the other: of 16 to 30 that did so at once, a card with 120 GB free told one
-that it was out of memory. All processes of a host read one monotonic clock. A worker that ends early is a `WorkerError` that names
-it. When the process that started a worker ends, however that is, the worker ends too.
+that it was out of memory. All processes of a host read one monotonic clock. A worker that ends early is a
+`WorkerError` that names it. When the process that started a worker ends, however that is, the worker ends
+too.
 """
 
 import gc

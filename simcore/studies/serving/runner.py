@@ -39,6 +39,7 @@ from simcore.studies.serving.served import Bools, Occupancy, Served, Steps, serv
 from simcore.studies.serving.strategies import (
     ServingStrategy,
     host_of,
+    overheads_of,
     processes,
     prompts_apart,
     streams,
@@ -447,7 +448,7 @@ def _kind(servers: Servers, end: End) -> RankKind:
         price=price,
         mesh={SERVER: case.servers, TENSOR: case.ranks},
         roofline=bench.hardware.roofline,
-        overheads=bench.hardware.overheads,
+        overheads=overheads_of(case.strategy, bench.hardware.overheads, bench.hardware.of_our_schedule),
         rates=_rates(bench.scenario, bench.hardware, end),
         graph_pricer=graph_pricer,
         power=bench.hardware.power,

@@ -4,14 +4,15 @@ A strategy is a class of fields that satisfies `ServingStrategy`: one in `Servin
 (docs/own_strategies.md).
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 from pathlib import PurePath
 from typing import Annotated, Any, ClassVar, Literal, Protocol
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from simcore.input.fields import FieldError, Many, Strict
-from simcore.machine.machine import MAIN, Machine, Program
+from simcore.machine.machine import MAIN, Machine, Overheads, Program
 from simcore.models.served_decoder import ServedDecoder
 from simcore.schedules.concurrent_instances import concurrent_instances, instance_stream
 from simcore.schedules.continuous_batching import continuous_batching, fcfs, shortest_first
@@ -329,6 +330,14 @@ def host_of(strategy: ServingStrategy) -> HostTime:
     """Returns the host time of a strategy's engine: none, unless its `host` says so."""
     found: HostTime = getattr(strategy, "host", NO_HOST_TIME)
     return found
+
+
+def overheads_of(strategy: ServingStrategy, machine: Overheads, ours: Collection[str]) -> Overheads:
+    """Returns the costs of a machine's calls as a strategy has them. Between the steps of a named engine is
+    what its `host` says, in place of `ours`: costs of this project's own schedule."""
+    if getattr(strategy, "engine", None) is None:
+        return machine
+    return replace(machine, **dict.fromkeys(ours, 0.0))
 
 
 def label(strategy: ServingStrategy) -> str:

@@ -72,8 +72,8 @@ from simcore.validate.machines.launches import (
 from simcore.validate.machines.shares import SharedOut
 
 # Replays that are queued ahead of the device. What an item may end is queued as late as can be, LEAD_S before
-# the replay ahead of it ends: what is queued runs, and the item waits for it. Beside other work a replay takes
-# longer by no one knows how much; queued by the time of the one before, most newcomers would wait for one more.
+# the replay ahead of it ends: what is queued runs, and the item waits for it. Beside other work nobody knows
+# how much longer a replay takes; queued by the time of the one before, many newcomers would wait for another.
 DEPTH, LEAD_S = 2, 3e-4
 # The longest wait for a signal; about the time of one look at its counter.
 PATIENCE_S, LOOK_S = 10.0, 1e-6
