@@ -113,7 +113,7 @@ def test_a_recorded_run_is_added_and_predicted(tmp_path: Path) -> None:
     assert tuple(rows[0]) == COLUMNS
     assert {row["set"] for row in rows} == {A_SET}
     assert (rows[0]["device"], rows[0]["torch"], rows[0]["cache_state"]) == (
-        "NVIDIA H200", "2.11.0", "as the run leaves it",
+        "NVIDIA H200", "2.11.0+cu130", "as the run leaves it",
     )  # fmt: skip
 
 
@@ -121,7 +121,7 @@ def test_a_recorded_run_is_added_and_predicted(tmp_path: Path) -> None:
     ("changes", "says"),
     [
         ({"command": "python -m simcore quickstart"}, "command: is of another scenario"),
-        ({"card": None, "torch": None}, "is no record of a run on a card"),
+        ({"cache": None}, "is no record of a run on a card"),
     ],
 )
 def test_a_folder_of_another_run_is_told(changes: dict[str, Any], says: str, tmp_path: Path) -> None:
@@ -138,25 +138,28 @@ def test_a_file_without_rows_is_told(tmp_path: Path) -> None:
 
 @slow
 def test_recorded_loads_are_predicted() -> None:
-    """Twelve loads on an H200: the bars of the median and of durations are kept, that of the worst latency by
-    dynamic batching and by continuous batching but at 38 requests/s, where the queue begins to grow. Missed
-    is the TTFT of temporal fusion: prompts beside decoding take longer than the law of contention says."""
+    """Twenty loads on H200s: the bars of the median and of durations are kept, that of the worst latency by
+    dynamic batching, by instances, by temporal fusion but for one p99, and by continuous batching on the card
+    of the first loads but at 38 requests/s, where the queue begins to grow. The card of seed 3407 throttles
+    less than that of the profile."""
     assert ran().exit_code == 1
     found = list(predicted(read_latencies(served_loads.MEASURED), "local"))
-    assert len(found) == 12 * 13
+    assert len(found) == 20 * 13
     every = figures(found)
     assert every["median"] < 2.5
     assert every["duration"] < 2.0
     missed = [one.latency for one in found if abs(one.pct) >= served_loads.WORST_PCT]
-    assert {one.rate_per_s for one in missed if "temporal_fusion" not in one.set} == {38.0}
-    assert {one.metric for one in missed if "temporal_fusion" in one.set} == {"ttft_p50_s"}
-    assert every["worst"] < 20.0
+    assert not [one for one in missed if "dynamic_batching" in one.set or "instances" in one.set]
+    assert [one.metric for one in missed if "temporal_fusion" in one.set] == ["ttft_p99_s"]
+    continuous = [one for one in missed if "continuous_batching" in one.set]
+    assert {one.rate_per_s for one in continuous if "seed=3407" not in one.set} == {38.0}
+    assert every["worst"] < 25.0
 
 
 @slow
 def test_loads_of_earlier_engines_are_predicted_about() -> None:
-    """Their steps were padded further, and the schedule of most ran uncompiled. The worst is of the service
-    that determined the host's costs of prompts."""
+    """Their steps were padded further, the schedule of most ran uncompiled, and newcomers of temporal fusion
+    waited for one step too many."""
     earlier = served_loads.MEASURED.with_name("h200_serving_loads_earlier.csv")
     found = figures(list(predicted(read_latencies(earlier), "local")))
     assert found["median"] < 5.0

@@ -309,6 +309,8 @@ def _compared(
     shared = profile.contention if profile else None
     if fitting:
         constants = fit(role_is("fit", rows), models, device, bandwidth_share, most)
+        # No case here has a prompt, which that constant is for.
+        constants = replace(constants, kernels_between=shared.kernels_between if shared else 1.0)
     elif shared is not None:
         constants = Constants(
             shared.tail_overlap_s, shared.reuse_s, shared.bandwidth_share, shared.kernels_between

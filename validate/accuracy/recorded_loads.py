@@ -31,7 +31,7 @@ def rows_of(folder: Path) -> list[dict[str, Any]]:
         birth = {
             "cache_state": born["cache"].partition(";")[0].replace("the run itself", "the run"),
             "host": born["host"], "device": born["card"],
-            "torch": born["torch"].partition("+")[0], "triton": born["triton"], "date_utc": born["date"],
+            "torch": born["torch"], "triton": born["triton"], "date_utc": born["date"],
         }  # fmt: skip
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(f"{file}: is no record of a run on a card: {error}") from None

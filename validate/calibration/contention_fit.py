@@ -222,6 +222,7 @@ def shared_use(constants: Constants, found: Sequence[Judged], processor: str, da
         tail_overlap_s=constants.tail_overlap_s,
         reuse_s=constants.reuse_s,
         bandwidth_share=constants.bandwidth_share,
+        kernels_between=constants.kernels_between,
         cases=counts["fit"],
         judged=counts["judged"],
         error_pct=errors["all"],
