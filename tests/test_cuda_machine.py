@@ -542,6 +542,57 @@ def test_an_item_waits_for_the_replay_that_runs_and_for_no_further_one(
         assert max(gaps_s) < 0.05 * Busy.TOOK_S
 
 
+class Beside(Busy):
+    """One whose streams run at once: stretches on "side" take SIDE of TOOK_S, others LONGER beside them."""
+
+    SIDE, LONGER = 3.3, 2.5
+
+    def __init__(self, ours: Clock) -> None:
+        super().__init__(ours)
+        self.side: Any = None
+        self.free_of: dict[int, float] = {}
+
+    def run(self, stream: Any, call: Callable[[], object]) -> None:
+        now_s, side_s = self.time.perf_counter(), self.free_of.get(id(self.side), 0.0)
+        begins_s = max(now_s, self.free_of.get(id(stream), 0.0))
+        took = self.SIDE if stream is self.side else self.LONGER if begins_s < side_s else 1.0
+        self.free_of[id(stream)] = begins_s + took * self.TOOK_S
+        self.free_s = max(self.free_of.values())
+        call()
+
+    def record(self, stream: Any) -> fake_card.FakeEvent:
+        return fake_card.FakeEvent(max(self.free_of.get(id(stream), 0.0), self.time.perf_counter()))
+
+
+def test_beside_work_of_another_stream_an_item_waits_for_no_further_replay_either(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Replays take longer then, so the time of the one before does not say when the present one ends."""
+    ours = Clock()
+    for module in (host_side, cuda_api):
+        monkeypatch.setattr(module, "time", ours)
+    api, waits_s = Beside(ours), list[float]()
+    card = Card([ToyCard(api)], api)
+    api.side = card.lane(0, "side").stream
+
+    def program(m: Machine) -> Program:
+        waits_s.clear()
+        for i in range(9):
+            burst = m.launch(A, repeat=10**6, until="fed")
+            yield m.recv("nothing", timeout_s=(2.0 + 0.37 * i) * Busy.TOOK_S)
+            yield m.wait(m.launch(A, stream="side"))
+            ended_s = m.now()
+            m.send("fed", "item", 0)
+            yield m.wait(burst)
+            waits_s.append(m.now() - ended_s)
+            assert len(m.poll("fed")) == 1
+
+    for _ in run_twice(card, program):
+        assert max(waits_s) < 1.02 * Beside.LONGER * Busy.TOOK_S
+        # Whoever comes when the present one is nearly over hardly waits.
+        assert sum(wait_s < 0.3 * Busy.TOOK_S for wait_s in waits_s) == 3
+
+
 @pytest.mark.usefixtures("clock")
 @pytest.mark.parametrize("kind", BOTH)
 def test_items_time_out_and_arrive_while_the_machine_sleeps_and_while_it_is_busy(kind: str) -> None:
