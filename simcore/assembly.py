@@ -375,7 +375,7 @@ def _on_device(scenario: Scenario, where: str, device: DeviceInUse, place: Place
         here = _figures(where, scenario, Published, spec, warnings, config)
         if scenario.part == "layer":
             # The profile and the figures were already chosen by the whole model.
-            config = replace(config, layers=1)
+            config = config.first_layers(1)
         own = decode.Bench(scenario, config, hardware, _hits(config.name))
         study = DeviceStudy(decode, own, device.title, here, _name_of(device.profile))
     warnings += _format_warnings(spec, hardware.dtypes)

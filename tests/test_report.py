@@ -903,7 +903,10 @@ def test_every_kind_of_op_of_any_decoder_has_a_part(ranks: int, style_of_ranks: 
     # What a critical path holds besides ops.
     kinds = {"host", "gate", "idle"}
     for config in (config for config in configs if not why_not(config, ranks)):
-        for parts in (False, True):
+        if config.linear:
+            # Nothing is speculated about models with states.
+            kinds |= Decoder(config, ranks=ranks, style=style_of_ranks).token_step.kinds
+        for parts in (False, True) if not config.linear else ():
             kinds |= set(_kinds(Decoder(config, ranks=ranks, style=style_of_ranks, parts=parts)))
         served = ServedDecoder(config, ranks=ranks, style=style_of_ranks)
         graphs = (served.decode, served.prefill, served.mixed, served.move)

@@ -24,7 +24,7 @@ K = TypeVar("K")
 OUTSIDE_NAMES = frozenset(
     {"embedding", "head_gather", "head_norm", "lm_head", "logits_gather", "sample", "outside_layers"}
 )
-ATTENTION_KINDS = frozenset({"decode_attention", "speculative_attention"})
+ATTENTION_KINDS = frozenset({"decode_attention", "speculative_attention", "linear_attention_decode"})
 COMMUNICATION_KINDS = frozenset(
     {"all_gather", "all_reduce", "reduce_scatter", "exchange_priority", "put", "all_gather_matmul"}
 )

@@ -6,6 +6,12 @@ One decoder layer on each of n ranks (heads and intermediate width divided by n)
     attention one query token per sequence over the cached context
     after     output projection, residual, norm, MLP, residual
 
+of linear attention (`simcore.models.mixers`; heads are divided too)
+
+    before    norm, projection of q, k, v and gate, rotary embedding or silu of q and k
+    attention one token of each sequence into its state and out of it
+    after     norm of the outputs, gate, output projection, residual, norm, MLP, residual
+
 and outside the layers: embedding before the first, norm, LM head and greedy choice after the last.
 `style` says how the ranks combine their partial results:
 
@@ -27,6 +33,8 @@ from functools import cached_property
 from typing import Any, Literal
 
 from simcore.models.decoder_config import DecoderConfig, ModelError
+from simcore.models.mixers import FULL, LRPE, STATEFUL, LinearMixer
+from simcore.ops import linear_layer
 from simcore.ops import op as ops
 from simcore.ops.op import DTYPE_BYTES, Dim, Graph, Op, Publication, Size
 
@@ -60,6 +68,9 @@ def why_not(config: DecoderConfig, ranks: int) -> str | None:
     """
     if config.q_heads % ranks:
         return f"{config.name} has {config.q_heads} heads, which {ranks} ranks do not divide"
+    if config.linear and (config.linear.heads % ranks or config.linear.kv_heads % ranks):
+        kv = config.linear.kv_heads
+        return f"{config.name} has {kv} KV heads with a state, which {ranks} ranks do not divide"
     if max(config.kv_heads, ranks) % min(config.kv_heads, ranks):
         kv = config.kv_heads
         return f"{config.name} has {kv} KV heads, which can be neither split nor repeated over {ranks} ranks"
@@ -77,7 +88,9 @@ class Decoder:
     `parts`: a layer is priced as attention and one non-attention part, as published per-layer measurements
     give it; the whole non-attention part then comes after attention. `outside`: with embedding, last norm, LM
     head and greedy choice; without it layers alone, residual stream in and out.
-    Raises ModelError if the model cannot be sharded over `ranks`.
+    Raises ModelError if the model cannot be sharded over `ranks`. Of a hybrid, whose layers differ, `layer`
+    and `token_step` are the graphs; those of one layer for all (`before`, `attend`, `after` and what holds
+    them) raise ModelError.
     """
 
     config: DecoderConfig
@@ -109,12 +122,12 @@ class Decoder:
     @cached_property
     def before(self) -> Graph:
         """A layer until its attention."""
-        return Graph("before", () if self.parts else self._before())
+        return Graph("before", () if self.parts else self._before(self._mixer))
 
     @cached_property
     def attend(self) -> Graph:
         """Exact attention."""
-        return Graph("attend", (self._attention(),))
+        return Graph("attend", (self._mixing(self._mixer),))
 
     @cached_property
     def speculate(self) -> Graph:
@@ -144,9 +157,11 @@ class Decoder:
     @cached_property
     def after(self) -> Graph:
         """A layer after its attention."""
+        mixer = self._mixer
         if self.parts:
-            return Graph("after", (self._whole("non_attention", (*self._before(), *self._after())),))
-        return Graph("after", self._after())
+            layer = (*self._before(mixer), *self._after(mixer))
+            return Graph("after", (self._whole("non_attention", layer),))
+        return Graph("after", self._after(mixer))
 
     @cached_property
     def head(self) -> Graph:
@@ -175,10 +190,27 @@ class Decoder:
     @cached_property
     def token_step(self) -> Graph:
         """A whole token in one captured graph."""
-        step = self.embed
-        for _ in range(self.config.layers):
-            step = step + self.before + self.attend + self.after
-        return replace(step + self.head, name="token_step")
+        if self.parts:
+            step = self.embed
+            for _ in range(self.config.layers):
+                step = step + self.before + self.attend + self.after
+            return replace(step + self.head, name="token_step")
+        layers = {mixer: self.layer(mixer) for mixer in {*self.config.layer_mixers}}
+        whole = [op for mixer in self.config.layer_mixers for op in layers[mixer]]
+        return Graph("token_step", (*self.embed.ops, *whole, *self.head.ops))
+
+    def layer(self, mixer: str, mixing: tuple[Op, ...] | None = None) -> tuple[Op, ...]:
+        """The ops of a layer with such a mixer; `mixing` takes the place of its attention's op."""
+        own = (self._mixing(mixer),) if mixing is None else mixing
+        return (*self._before(mixer), *own, *self._after(mixer))
+
+    @property
+    def _mixer(self) -> str:
+        """The mixer of all layers. Raises ModelError if they differ."""
+        mixers = {*self.config.layer_mixers}
+        if len(mixers) != 1:
+            raise ModelError(f"{self.config.name}: its layers differ; only token_step has them all")
+        return mixers.pop()
 
     def exchange(self, groups: int) -> Graph:
         """All-gather of priorities between the groups of a speculation, with the residual stream and the
@@ -206,27 +238,31 @@ class Decoder:
         lookup is not split), and its copy of KV heads that are replicated."""
         config, hidden = self.config, self.config.hidden
         columns = config.intermediate // self.ranks
-        heads = (self._q_heads + 2 * self._kv_heads) * config.head_dim
-        layer = {
-            "qkv": hidden * heads,
-            "o": self._q_heads * config.head_dim * hidden,
-            "gate": hidden * columns if config.gated else 0,
-            "up": hidden * columns,
-            "down": columns * hidden,
-        }
+        layers = 0.0
+        for mixer in config.layer_mixers:
+            projected, heads = self._widths(mixer)
+            matrices = {
+                "qkv": hidden * projected,
+                "o": heads * hidden,
+                "gate": hidden * columns if config.gated else 0,
+                "up": hidden * columns,
+                "down": columns * hidden,
+            }
+            layers += self._bytes(matrices)
         outside = {"embedding": config.vocab * hidden} if self.outside else {}
         if self.outside and not config.tied_embeddings:
             outside["lm_head"] = math.ceil(config.vocab / self.ranks) * hidden
-        return config.layers * self._bytes(layer) + self._bytes(outside)
+        return layers + self._bytes(outside)
 
     def read_bytes(self, context: int) -> float:
-        """The least bytes that one rank reads for a token: its weights and its KV cache once, without the
-        embedding, which is only looked up, but with the LM head's share of it if both are one table."""
+        """The least bytes that one rank reads for a token: its weights, its KV cache and its states once,
+        without the embedding, which is only looked up, but with the LM head's share of it if both are one
+        table."""
         config = self.config
         looked_up = self._bytes({"embedding": config.vocab * config.hidden}) if self.outside else 0.0
         head = {"embedding": math.ceil(config.vocab / self.ranks) * config.hidden}
         tied = self._bytes(head) if self.outside and config.tied_embeddings else 0.0
-        return self.weight_bytes - looked_up + tied + self.kv_bytes(context)
+        return self.weight_bytes - looked_up + tied + self.kv_bytes(context) + self.state_bytes
 
     def _bytes(self, elements: Mapping[str, int]) -> float:
         return sum(count * DTYPE_BYTES[self.dtypes.of(name)] for name, count in elements.items())
@@ -234,11 +270,16 @@ class Decoder:
     @property
     def kv_width(self) -> int:
         """Elements that one rank caches per token, in all layers."""
-        return 2 * self._kv_heads * self.config.head_dim * self.config.layers
+        return 2 * self._kv_heads * self.config.head_dim * self.config.attention_layers
 
     def kv_bytes(self, context: int) -> float:
         """Bytes of device memory for one rank's KV cache at a context length."""
         return self.kv_width * DTYPE_BYTES[self.dtypes.kv] * self._sequences * context
+
+    @property
+    def state_bytes(self) -> float:
+        """Bytes of device memory for one rank's states of linear attention, at any context."""
+        return self.config.state_bytes / self.ranks * self._sequences
 
     # -- ops -----------------------------------------------------------------------------------------
 
@@ -321,14 +362,69 @@ class Decoder:
     def _attention(self) -> Op:
         return ops.decode_attention(**self._attention_arguments())
 
-    def _before(self) -> tuple[Op, ...]:
+    def _widths(self, mixer: str) -> tuple[int, int]:
+        """Columns that a layer's input is projected to, and that its mixer gives, on one rank."""
+        linear = self.config.linear
+        if mixer in STATEFUL and linear is not None:
+            return linear.projected // self.ranks, linear.heads * linear.value_dim // self.ranks
+        d = self.config.head_dim
+        return (self._q_heads + 2 * self._kv_heads) * d, self._q_heads * d
+
+    @property
+    def _linear(self) -> LinearMixer:
+        """The linear attention of the layers that have it, with one rank's heads."""
+        linear = self.config.linear
+        if linear is None:
+            raise ModelError(f"{self.config.name}: names no linear attention for its layers")
+        return replace(linear, heads=linear.heads // self.ranks, kv_heads=linear.kv_heads // self.ranks)
+
+    def linear_shape(self, mixer: str) -> dict[str, int]:
+        """Heads, rank and dim of one rank's states in a layer with such a mixer."""
+        own = self._linear
+        return {"heads": own.heads, "rank": own.rank(mixer), "dim": own.value_dim}
+
+    def _mixing(self, mixer: str) -> Op:
+        if mixer == FULL:
+            return self._attention()
+        return linear_layer.linear_attention_decode(
+            batch=self.batch, dtype=self.dtypes.activation, **self.linear_shape(mixer)
+        )
+
+    def _linear_inputs(self, mixer: str) -> tuple[Op, ...]:
+        """What is done to q and k before they meet the state."""
+        own, act = self._linear, self.dtypes.activation
+        if own.inputs == "rotary":
+            heads = {"q_heads": own.heads, "kv_heads": own.kv_heads}
+            return (ops.rotary(tokens=self.batch, head_dim=own.key_dim, dtype=act, **heads),)
+        width = (own.heads + own.kv_heads) * own.key_dim
+        turned = (linear_layer.lrpe(tokens=self.batch, width=width, dtype=act),) if mixer == LRPE else ()
+        return (linear_layer.silu("qk_silu", tokens=self.batch, width=width, dtype=act), *turned)
+
+    def _linear_outputs(self) -> tuple[Op, ...]:
+        """What is done to the mixer's output before it is projected."""
+        own, act = self._linear, self.dtypes.activation
+        width = own.heads * own.value_dim
+        by_head = own.norm == "head"
+        rows, columns = (self.batch * own.heads, own.value_dim) if by_head else (self.batch, width)
+        normed = ops.norm("heads_norm", tokens=rows, hidden=columns, dtype=act)
+        if not own.gated:
+            return (normed,)
+        if own.gate_activated:
+            gate = ops.activation(tokens=self.batch, width=width, gated=True, dtype=act)
+            return (normed, replace(gate, name="heads_gate"))
+        return (normed, linear_layer.product("heads_gate", tokens=self.batch, width=width, dtype=act))
+
+    def _before(self, mixer: str) -> tuple[Op, ...]:
+        if mixer in STATEFUL:
+            projection = self._matmul("qkv", self._widths(mixer)[0], self.config.hidden)
+            start = (*self._gather("attn_gather"), self._norm("attn_norm"), projection)
+            return (*start, *self._linear_inputs(mixer))
         config, heads = self.config, {"q_heads": self._q_heads, "kv_heads": self._kv_heads}
-        width = (self._q_heads + 2 * self._kv_heads) * config.head_dim
         act = self.dtypes.activation
         return (
             *self._gather("attn_gather"),
             self._norm("attn_norm"),
-            self._matmul("qkv", width, config.hidden),
+            self._matmul("qkv", self._widths(mixer)[0], config.hidden),
             *self._qk_norm(),
             ops.rotary(tokens=self.batch, head_dim=config.head_dim, dtype=act, **heads),
             ops.kv_append(
@@ -342,11 +438,13 @@ class Decoder:
         rows = self.batch * (self._q_heads + self._kv_heads)
         return (ops.norm("qk_norm", tokens=rows, hidden=self.config.head_dim, dtype=self.dtypes.activation),)
 
-    def _after(self) -> tuple[Op, ...]:
+    def _after(self, mixer: str) -> tuple[Op, ...]:
         if self.config.parallel_residual:
-            return (*self._output(), *self._mlp(), *self._reduce("layer"), self._residual("layer_residual"))
+            whole = (*self._output(mixer), *self._mlp())
+            return (*whole, *self._reduce("layer"), self._residual("layer_residual"))
         return (
-            *self._output(),
+            *(self._linear_outputs() if mixer in STATEFUL else ()),
+            *self._output(mixer),
             *(() if self.style == "fused_gather" and self.ranks > 1 else self._reduce("attn")),
             self._residual("attn_residual"),
             *self._gather("mlp_gather"),
@@ -356,11 +454,11 @@ class Decoder:
             self._residual("mlp_residual"),
         )
 
-    def _output(self) -> tuple[Op, ...]:
-        config = self.config
+    def _output(self, mixer: str) -> tuple[Op, ...]:
+        config, own = self.config, self._widths(mixer)[1]
         if self.style != "fused_gather" or self.ranks == 1:
-            return (self._matmul("o", config.hidden, self._q_heads * config.head_dim),)
-        width = config.q_heads * config.head_dim
+            return (self._matmul("o", config.hidden, own),)
+        width = own * self.ranks
         heads = self._meet(ops.all_gather, "heads_gather", self.batch * width)
         columns = self._matmul("o", config.hidden // self.ranks, width)
         return (ops.fuse("all_gather_matmul", "o_fused", (*heads, columns)),)
@@ -378,7 +476,10 @@ class Decoder:
                 "gate_up", m=self.batch, n=2 * width, k=config.hidden, dtype=self.dtypes.of("gate")
             )
             inputs = (both,)
-        act = ops.activation(tokens=self.batch, width=width, gated=config.gated, dtype=self.dtypes.activation)
+        sizes: dict[str, Any] = {"tokens": self.batch, "width": width, "dtype": self.dtypes.activation}
+        act = ops.activation(gated=config.gated, **sizes)
+        if config.gated and not config.activated:
+            act = linear_layer.product("activation", **sizes)
         return (*inputs, act, self._matmul("down", config.hidden, width))
 
     def _head(self) -> tuple[Op, ...]:
@@ -389,7 +490,7 @@ class Decoder:
         seen = vocab * self.ranks if gathered else vocab
         return (
             *self._gather("head_gather"),
-            self._norm("head_norm"),
+            *((self._norm("head_norm"),) if self.config.final_norm else ()),
             self._matmul("lm_head", vocab, self.config.hidden),
             *gathered,
             ops.sample(tokens=self.batch, vocab=seen, dtype=self.dtypes.activation),

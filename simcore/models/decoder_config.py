@@ -6,7 +6,7 @@ Only modelled types are accepted: any other would silently be priced as a Llama.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,8 @@ from simcore.input.files import InputError, read_json, shown
 from simcore.models.context_limit import ContextLimit, context_limit
 from simcore.models.errors import ModelError
 from simcore.models.keys import check_attention, check_keys, key_notes
+from simcore.models.linear_config import LINEAR_TYPES, LinearShape, linear_shape, linear_type
+from simcore.models.mixers import FULL, LINEAR, STATEFUL, LinearMixer
 from simcore.models.quantization import Quantization, read_quantization
 from simcore.models.quantized_modules import FUSED, GPT_J, SEPARATE, Decoding, Modules
 from simcore.models.text_config import text_of
@@ -25,10 +27,13 @@ __all__ = ["MODEL_TYPES", "DecoderConfig", "ModelError", "config_from_hugging_fa
 class DecoderConfig:
     """A decoder-only transformer. `gated`: the MLP has gate and up projections; `parallel_residual`:
     attention and MLP read the same norm and are added together (GPT-J); `qk_norm`: q and k of every head
-    are normed (Qwen3). The following fields do not count when models are compared. `limit`: the longest
-    context that the model supports; `quantization`: the number formats of its quantized weights; `stored`:
-    the format of the others (for example float16); `weights`: the directory whose safetensors hold its
-    weights; `notes`: notes for the user on how the config was read."""
+    are normed (Qwen3). `mixers`: what mixes the tokens of each layer (`simcore.models.mixers`); empty: full
+    attention in all; `linear`: the linear attention of the layers that have it. `final_norm`: whether a norm
+    follows the last layer; `activated`: whether the MLP's gate goes through an activation. The following
+    fields do not count when models are compared. `limit`: the longest context that the model supports;
+    `quantization`: the number formats of its quantized weights; `stored`: the format of the others (for
+    example float16); `weights`: the directory whose safetensors hold its weights; `notes`: notes for the user
+    on how the config was read."""
 
     name: str
     hidden: int
@@ -42,6 +47,10 @@ class DecoderConfig:
     gated: bool = True
     parallel_residual: bool = False
     qk_norm: bool = False
+    mixers: tuple[str, ...] = ()
+    linear: LinearMixer | None = None
+    final_norm: bool = True
+    activated: bool = True
     limit: ContextLimit | None = field(default=None, compare=False)
     quantization: Quantization | None = field(default=None, compare=False)
     stored: str | None = field(default=None, compare=False)
@@ -49,21 +58,54 @@ class DecoderConfig:
     notes: tuple[str, ...] = field(default=(), compare=False)
 
     @property
+    def layer_mixers(self) -> tuple[str, ...]:
+        """What mixes the tokens of each layer."""
+        return self.mixers or (FULL,) * self.layers
+
+    @property
+    def attention_layers(self) -> int:
+        """The number of layers with a KV cache."""
+        return self.layer_mixers.count(FULL)
+
+    @property
+    def state_bytes(self) -> float:
+        """Bytes of the states of one sequence, in all layers that have one."""
+        if self.linear is None:
+            return 0.0
+        return sum(self.linear.state_bytes(kind) for kind in self.layer_mixers if kind in STATEFUL)
+
+    def first_layers(self, layers: int) -> "DecoderConfig":
+        """The model with its first layers alone."""
+        return replace(self, layers=layers, mixers=self.mixers[:layers])
+
+    @property
     def layer_weights(self) -> dict[str, int]:
-        """The elements of each weight matrix of one layer."""
+        """The elements of each weight matrix of one layer of full attention."""
+        return self.weights_of(FULL)
+
+    def weights_of(self, mixer: str) -> dict[str, int]:
+        """The elements of each weight matrix of one layer with such a mixer."""
         up = 2 if self.gated else 1
+        projected, heads = (self.q_heads + 2 * self.kv_heads) * self.head_dim, self.q_heads * self.head_dim
+        if mixer in STATEFUL and self.linear is not None:
+            projected, heads = self.linear.projected, self.linear.heads * self.linear.value_dim
         return {
-            "qkv": self.hidden * (self.q_heads + 2 * self.kv_heads) * self.head_dim,
-            "o": self.q_heads * self.head_dim * self.hidden,
+            "qkv": self.hidden * projected,
+            "o": heads * self.hidden,
             "gate_up": up * self.hidden * self.intermediate,
             "down": self.intermediate * self.hidden,
         }
 
     @property
+    def matrices(self) -> int:
+        """The number of weights in the matrices of all layers."""
+        return sum(sum(self.weights_of(mixer).values()) for mixer in self.layer_mixers)
+
+    @property
     def parameters(self) -> int:
-        """The number of all weights except norms."""
+        """The number of all weights except norms and biases."""
         embeddings = self.vocab * self.hidden * (1 if self.tied_embeddings else 2)
-        return self.layers * sum(self.layer_weights.values()) + embeddings
+        return self.matrices + embeddings
 
 
 # Field of DecoderConfig -> its keys in Hugging Face configs (GPT-J uses the names of GPT-2).
@@ -124,21 +166,29 @@ def config_from_hugging_face(
     check_keys(name, config)
     text, notes = text_of(name, config)
     check_keys(name, text)
-    kind = text.get("model_type")
+    kind = linear_type(text) or text.get("model_type")
+    if kind in LINEAR_TYPES:
+        return _of_shape(name, text, linear_shape(name, str(kind), text), weights)
     if kind not in MODEL_TYPES:
-        raise ModelError(f"{name}: model_type is {shown(kind)} (allowed: {', '.join(MODEL_TYPES)})")
+        allowed = ", ".join((*MODEL_TYPES, *LINEAR_TYPES))
+        raise ModelError(f"{name}: model_type is {shown(kind)} (allowed: {allowed})")
     found = {field_: _integer(name, text, keys) for field_, keys in _KEYS.items()}
     limit = context_limit(name, text)
-    check_attention(name, text, found["layers"], limit.tokens if limit else None)
+    mixers = check_attention(name, text, found["layers"], limit.tokens if limit else None)
     hidden, heads = found["hidden"], found["q_heads"]
     parallel = kind in _PARALLEL
     tied = _tied(name, text)
     decoder = Decoding(name, found["layers"], _MODULES.get(kind, SEPARATE), own_head=not tied)
+    attention = _attention_heads(name, text, hidden, heads)
     return DecoderConfig(
         name=name,
         intermediate=_integer(name, text, ("intermediate_size", "n_inner"), 4 * hidden if parallel else None),
-        **_attention_heads(name, text, hidden, heads),
+        **attention,
         tied_embeddings=tied,
+        mixers=mixers,
+        linear=_as_attention(heads, attention) if LINEAR in mixers else None,
+        final_norm=True,
+        activated=True,
         gated=not parallel,
         parallel_residual=parallel,
         qk_norm=kind in _QK_NORM,
@@ -148,6 +198,40 @@ def config_from_hugging_face(
         weights=weights,
         notes=(*notes, *key_notes(text)),
         **found,
+    )
+
+
+def _as_attention(heads: int, attention: Mapping[str, int]) -> LinearMixer:
+    """The linear attention of a hybrid whose linear layers have the projections of its others (Liger, Lan et
+    al. 2025; LoLCATs, Zhang et al. 2024): the same matrices, and a state a query head."""
+    d = attention["head_dim"]
+    return LinearMixer(heads, attention["kv_heads"], d, d, gated=False)
+
+
+def _of_shape(
+    name: str, config: Mapping[str, Any], shape: LinearShape, weights: Path | None
+) -> DecoderConfig:
+    """The model of linear attention alone that a config of a type of LINEAR_TYPES describes."""
+    linear = shape.linear
+    return DecoderConfig(
+        name=name,
+        hidden=shape.hidden,
+        intermediate=shape.intermediate,
+        layers=len(shape.mixers),
+        q_heads=linear.heads,
+        kv_heads=linear.kv_heads,
+        head_dim=linear.key_dim,
+        vocab=shape.vocab,
+        tied_embeddings=shape.tied,
+        gated=shape.gated,
+        mixers=shape.mixers,
+        linear=linear,
+        final_norm=shape.final_norm,
+        activated=shape.activated,
+        limit=context_limit(name, config),
+        stored=_stored(name, config),
+        weights=weights,
+        notes=shape.notes,
     )
 
 

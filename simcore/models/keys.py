@@ -9,6 +9,7 @@ from typing import Any
 
 from simcore.input.files import shown
 from simcore.models.errors import ModelError
+from simcore.models.mixers import FULL, LINEAR
 
 EXPERTS, SPARSE, STATE = "mixtures of experts", "sparse attention", "layers that keep a state"
 REFUSED: Mapping[str, str] = {
@@ -48,6 +49,7 @@ REFUSED: Mapping[str, str] = {
     "qk_layernorm": "a norm of q and k that this model_type has not",
     "quantization": "MLX's quantized weights",
 }
+SLIDING = "sliding_attention"
 # Layers that predict further tokens per step: used only by speculative decoding, else left out.
 EXTRA_TOKEN_LAYERS = ("num_nextn_predict_layers", "mtp_num_hidden_layers")
 # Keys that are read elsewhere or do not change the computation: names, special tokens, training, constants.
@@ -99,8 +101,11 @@ def key_notes(config: Mapping[str, Any]) -> list[str]:
     return notes
 
 
-def check_attention(name: str, config: Mapping[str, Any], layers: int, longest: int | None) -> None:
-    """Raises ModelError if some layer does not attend over the whole context of up to `longest` tokens."""
+def check_attention(
+    name: str, config: Mapping[str, Any], layers: int, longest: int | None
+) -> tuple[str, ...]:
+    """The mixers of a hybrid's layers; empty if all attend. Raises ModelError if a layer attends, but not
+    over the whole context of up to `longest` tokens."""
     window = _window(name, config, layers)
     types = config.get("layer_types")
     windowed = window is not None and (longest is None or window < longest)
@@ -109,13 +114,16 @@ def check_attention(name: str, config: Mapping[str, Any], layers: int, longest: 
             raise ModelError(
                 f"{name}: sliding_window is set to {window}, but windowed attention cannot be modelled yet"
             )
-        return
+        return ()
     if not isinstance(types, list) or len(types) != layers:
         raise ModelError(f"{name}: layer_types must have one of the {layers} layers each")
     for kind in types:
         # A window as long as the longest context leaves nothing out.
-        if kind != "full_attention" and (kind != "sliding_attention" or windowed or window is None):
-            raise ModelError(f"{name}: layer_types has {shown(kind)} (allowed: full_attention)")
+        whole = kind == FULL or (kind == SLIDING and not windowed and window is not None)
+        if not whole and kind != LINEAR:
+            raise ModelError(f"{name}: layer_types has {shown(kind)} (allowed: {FULL}, {LINEAR})")
+    mixers = tuple(LINEAR if kind == LINEAR else FULL for kind in types)
+    return mixers if LINEAR in mixers else ()
 
 
 def _window(name: str, config: Mapping[str, Any], layers: int) -> int | None:

@@ -17,6 +17,8 @@ from functools import cached_property
 
 from simcore.models.decoder import Decoder, Dtypes, Style
 from simcore.models.decoder_config import DecoderConfig
+from simcore.models.mixers import STATEFUL
+from simcore.ops import linear_layer
 from simcore.ops import op as ops
 from simcore.ops.op import DTYPE_BYTES, Graph, Op, Size
 
@@ -54,21 +56,21 @@ class ServedDecoder:
         """A token for each sequence. Sizes: tokens, rows, sequences (all equal), kv_tokens."""
         if self.whole:
             return Graph("decode", (self._iteration(), *self.host))
-        return self._step("decode", (self._decode_attention(),))
+        return self._step("decode", decodes=True)
 
     @cached_property
     def prefill(self) -> Graph:
         """Prompt tokens alone. Sizes: tokens, rows, prompt_tokens, prompt_kv, prompt_pairs."""
         if self.whole:
             return Graph("prefill", (self._pre_processing(), *self.host))
-        return self._step("prefill", (self._prefill_attention(),))
+        return self._step("prefill", prompts=True)
 
     @cached_property
     def mixed(self) -> Graph:
         """Prompt tokens and a token for each sequence in one step. Sizes: all."""
         if self.whole:
             return Graph("mixed", (self._pre_processing(), self._iteration(), *self.host))
-        return self._step("mixed", (self._prefill_attention(), self._decode_attention()))
+        return self._step("mixed", prompts=True, decodes=True)
 
     @cached_property
     def move(self) -> Graph:
@@ -84,6 +86,11 @@ class ServedDecoder:
     def kv_bytes_per_token(self) -> float:
         """Bytes of device memory that one rank caches per token, in all layers."""
         return self._body.kv_width * DTYPE_BYTES[self.dtypes.kv]
+
+    @property
+    def state_bytes_per_sequence(self) -> float:
+        """Bytes of device memory for one rank's states of one sequence, in all layers, at any context."""
+        return self.config.state_bytes / self.ranks
 
     def activation_bytes(self, tokens: int, rows: int) -> float:
         """Bytes of device memory for the widest intermediate results of a step at once: for `tokens` rows the
@@ -130,10 +137,14 @@ class ServedDecoder:
     def _tail(self) -> Decoder:
         return Decoder(self.config, ranks=self.ranks, batch=ROWS, dtypes=self.dtypes, style=self.style)
 
-    def _step(self, name: str, attention: tuple[Op, ...]) -> Graph:
-        layer = (*self._body.before.ops, *attention, *self._body.after.ops)
-        layers = layer * self.config.layers
-        return Graph(name, (*self._body.embed.ops, *layers, *self._tail.head.ops, *self.host))
+    def _step(self, name: str, *, prompts: bool = False, decodes: bool = False) -> Graph:
+        mixers, layers = self.config.layer_mixers, dict[str, tuple[Op, ...]]()
+        for mixer in dict.fromkeys(mixers):
+            first = (self._prompt_mixing(mixer),) if prompts else ()
+            mixing = (*first, self._decode_mixing(mixer)) if decodes else first
+            layers[mixer] = self._body.layer(mixer, mixing)
+        whole = tuple(op for mixer in mixers for op in layers[mixer])
+        return Graph(name, (*self._body.embed.ops, *whole, *self._tail.head.ops, *self.host))
 
     @property
     def _heads(self) -> dict[str, int]:
@@ -141,12 +152,24 @@ class ServedDecoder:
         kv_heads = max(1, config.kv_heads // self.ranks)
         return {"q_heads": config.q_heads // self.ranks, "kv_heads": kv_heads, "head_dim": config.head_dim}
 
-    def _decode_attention(self) -> Op:
+    def _decode_mixing(self, mixer: str) -> Op:
+        if mixer in STATEFUL:
+            return linear_layer.linear_attention_decode(
+                batch=SEQUENCES, dtype=self.dtypes.activation, **self._body.linear_shape(mixer)
+            )
         return ops.paged_attention(
             sequences=SEQUENCES, kv_tokens=KV_TOKENS, dtype=self.dtypes.kv, **self._heads
         )
 
-    def _prefill_attention(self) -> Op:
+    def _prompt_mixing(self, mixer: str) -> Op:
+        if mixer in STATEFUL:
+            return linear_layer.linear_attention_prompts(
+                tokens=PROMPT_TOKENS,
+                kv_tokens=PROMPT_KV,
+                pairs=PROMPT_PAIRS,
+                dtype=self.dtypes.activation,
+                **self._body.linear_shape(mixer),
+            )
         return ops.prefill_attention(
             tokens=PROMPT_TOKENS,
             kv_tokens=PROMPT_KV,
@@ -158,10 +181,10 @@ class ServedDecoder:
     @property
     def _model(self) -> dict[str, int]:
         config = self.config
-        matrices = config.layers * sum(config.layer_weights.values()) + config.vocab * config.hidden
+        matrices = config.matrices + config.vocab * config.hidden
         return {
             "parameters": matrices // self.ranks,
-            "width": config.layers * config.q_heads * config.head_dim // self.ranks,
+            "width": config.attention_layers * config.q_heads * config.head_dim // self.ranks,
             "weight_bytes": int(self.weight_bytes),
             "kv_bytes": int(self.kv_bytes_per_token),
         }

@@ -212,6 +212,8 @@ def cannot_run(bench: Bench, ranks: int, groups: int) -> str | None:
     """Returns the reason why the model or the device cannot run such groups, or None if they can."""
     if reason := why_not(bench.config, ranks) or bench.hardware.usable(ranks):
         return reason
+    if groups > 1 and bench.config.attention_layers < bench.config.layers:
+        return f"{bench.config.name} has layers without attention, about which nothing is speculated"
     devices, most = ranks * groups, bench.hardware.max_devices
     if devices > most:
         return f"{devices} devices are needed, and the link of {bench.hardware.name} connects {most}"
@@ -221,11 +223,12 @@ def cannot_run(bench: Bench, ranks: int, groups: int) -> str | None:
 def does_not_fit(bench: Bench, case: Case) -> str | None:
     """Returns the reason why a case does not fit into the memory of its devices, or None if it does."""
     model = bench.model(case)
-    needed = model.weight_bytes + model.kv_bytes(case.context + bench.scenario.tokens - 1)
-    have = bench.hardware.memory_bytes
+    cache = model.kv_bytes(case.context + bench.scenario.tokens - 1) + model.state_bytes
+    needed, have = model.weight_bytes + cache, bench.hardware.memory_bytes
     if needed <= have:
         return None
-    return f"weights and KV cache take {needed / 1e9:.1f} of {have / 1e9:.0f} GB a device"
+    held = "KV cache and states" if model.state_bytes else "KV cache"
+    return f"weights and {held} take {needed / 1e9:.1f} of {have / 1e9:.0f} GB a device"
 
 
 def rival_of(bench: Bench, case: Case) -> Case | None:
