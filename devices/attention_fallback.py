@@ -4,6 +4,7 @@
                                                      measured there, or decode_attention(batch s, context)
     a cache of 1-byte numbers, one query a sequence  t = sqrt(t_half t_bf16), inside [t_half, t_bf16]
     a cache of 1-byte numbers, prompts               t = t_bf16
+    linear_attention_prompts(n tokens of s prompts)  linear_attention_lightning(batch s, length n / s)
 
 t_bf16 is the time with a cache in bf16, t_half the time in bf16 over half as many tokens, which have the
 bytes of the 1-byte cache. A kernel that reads smaller numbers moves half the bytes and spends part of the
@@ -16,6 +17,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from simcore.ops import op as ops
+from simcore.ops.linear_layer import PROMPTS, as_lightning
 from simcore.ops.op import DTYPE_BYTES, Op, Price
 
 Known = Callable[[Op], Price | None]
@@ -28,6 +30,8 @@ def price_alike(op: Op, known: Known) -> Price | None:
     """Returns the price of attention from the prices in `known` of similar attention; None if it has none."""
     if op.kind == "paged_attention":
         return _paged(op, known)
+    if op.kind == PROMPTS:
+        return _of_chunks(op, known)
     if op.kind == "decode_attention":
         return _of_one_byte(op, known)
     if DTYPE_BYTES[op.dtype] != 1.0 or op.kind != "prefill_attention":
@@ -35,6 +39,14 @@ def price_alike(op: Op, known: Known) -> Price | None:
     whole = known(replace(op, dtype=BF16))
     detail = f"as with a cache in {BF16}; {whole.detail}" if whole else ""
     return whole and replace(whole, source="extrapolated", detail=detail)
+
+
+def _of_chunks(op: Op, known: Known) -> Price | None:
+    """Returns the price of prompts' linear attention, by the kernel that computes it on whole prompts."""
+    alike = as_lightning(op)
+    found = known(alike)
+    detail = f"as {alike.kind} of {alike['batch']} times {alike['length']} tokens"
+    return found and replace(found, source="extrapolated", detail=f"{detail}; {found.detail}")
 
 
 def _of_one_byte(op: Op, known: Known) -> Price | None:

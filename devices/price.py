@@ -6,6 +6,7 @@
     iteration a profile's, piecewise linear in the number of its sequences
     fitted    launches * kernel_s + floor / efficiency, two constants a kind (simcore.devices.fit)
     measured  fitted, corrected by measurements near the op's shape (simcore.devices.interpolation)
+    linear    linear attention at another shape, by the fits of its method (simcore.devices.linear_fallback)
     alike     unmeasured attention, by measured attention (simcore.devices.attention_fallback)
     narrow    unmeasured products with weights of few bits, by those of bf16 (simcore.devices.narrow)
     blocks    an op that gives its number of blocks: floor stretched to whole waves (simcore.devices.waves)
@@ -22,6 +23,7 @@ from functools import lru_cache, partial
 from simcore.devices.attention_fallback import price_alike
 from simcore.devices.collectives import collective_seconds, crosses_link
 from simcore.devices.fitted import FittedProfile
+from simcore.devices.linear_fallback import fit_between, is_linear, launches_of
 from simcore.devices.narrow import price_narrow
 from simcore.devices.profile import Point, Profile, points
 from simcore.devices.spec import DeviceSpec, Link
@@ -122,6 +124,7 @@ def pricer(
             # By lines between contexts even where it was measured: a burst is then a sum of few of them.
             found = None if op.kind == "paged_attention" else known(op)
             found = found or _not_below(tariff, op, price_alike(op, known))
+            found = found or _linear(tariff, op)
         if found is None and (fitted or op.dtype in MULTIPLIED_AS):
             found = price_narrow(op, partial(_plain, tariff), tariff.floor)
         if found is None and op.parts:
@@ -252,6 +255,21 @@ def _from_fits(tariff: _Tariff, op: Op) -> Price | None:
     # If the row has a correction that does not cover this shape, the shape is not between measured ones.
     unknown = (near and not found) or (tariff.fitted and tariff.fitted.is_general(row))
     return replace(price, source="extrapolated") if unknown else price
+
+
+def _linear(tariff: _Tariff, op: Op) -> Price | None:
+    """Returns the price of linear attention at a shape without a fit, by the fits of its method at others;
+    None for other ops, and without such fits."""
+    if tariff.fitted is None or not is_linear(op):
+        return None
+    lines = [(where, row.fit) for where, row in tariff.fitted.by_kind.get(op.kind, ()) if row.form != WAVES]
+    found = fit_between(op, lines)
+    if found is None:
+        return None
+    fit, heads, between = found
+    launches, floor_s = launches_and_floor(op, tariff.floor)
+    price = fit.price(launches_of(op, launches, heads), floor_s, f"fits of {op.kind} at {between}")
+    return replace(price, source="extrapolated")
 
 
 def launches_and_floor(op: Op, floor: Roofline, processors: int = 0) -> tuple[int, float]:

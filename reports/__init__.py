@@ -42,6 +42,7 @@ STUDIES: Mapping[str, Study] = {
     "tiling": (sections_tiling.opening, sections_tiling.sections),
     "linear_attention": (sections_operators.opening, sections_operators.sections),
     "decode_attention": (sections_operators.opening, sections_operators.sections),
+    "prompt": (sections_operators.opening, sections_operators.sections),
 }
 ANY_STUDY: Study = (sections_common.opening, sections_common.sections)
 

@@ -117,6 +117,12 @@ AXES: Mapping[str, Axes] = {
         compared_text=("label",),
         compared_numbers=("batch", "length", "decay"),
     ),
+    "prompt": Axes(
+        text=("rival",),
+        numbers=("batch", "heads", "length", "rank", "dim", "decay", "devices"),
+        compared_text=("label",),
+        compared_numbers=("batch", "length", "decay"),
+    ),
     "decode_attention": Axes(
         text=("rival",),
         numbers=("batch", "q_heads", "kv_heads", "head_dim", "context_tokens", "devices"),

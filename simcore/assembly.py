@@ -45,6 +45,7 @@ from simcore.studies.operators.scenario import (
     DecodeAttentionScenario,
     LinearAttentionScenario,
     OperatorScenario,
+    PromptScenario,
 )
 from simcore.studies.published import Published, read_figures
 from simcore.studies.serving.engines.presets import pinned, with_engines
@@ -325,7 +326,7 @@ def _assumed(spec: DeviceSpec) -> list[str]:
 
 def _on_device(scenario: Scenario, where: str, device: DeviceInUse, place: Place) -> Parts:
     spec = device.spec
-    if isinstance(scenario, LinearAttentionScenario | DecodeAttentionScenario):
+    if isinstance(scenario, LinearAttentionScenario | DecodeAttentionScenario | PromptScenario):
         return _operators(where, scenario, device, place)
     if isinstance(scenario, TilingScenario):
         return _tiling(where, scenario, device, place)
@@ -403,17 +404,19 @@ def _price_key(device: DeviceInUse, link: Link | None, in_graph_s: float) -> str
 
 
 def _operators(where: str, scenario: OperatorScenario, device: DeviceInUse, place: Place) -> Parts:
-    """Puts a study of single operators together: no model, no link, only profiles that hold for any op."""
+    """Puts a study of operators together: no link, only profiles that hold for any op; a model for prompts
+    alone."""
     spec = device.spec
+    config = _with_states(where, scenario) if isinstance(scenario, PromptScenario) else None
     _named(where, "dtype", spec.peak_flops_per_s, scenario.dtype)
     device, warnings = _fits(where, scenario, device)
     overheads = _overheads(where, scenario, device, place)
     single = _single_device(device, place, overheads)
-    here = _figures(where, scenario, operators.OperatorPublished, spec, warnings)
+    here = _figures(where, scenario, operators.OperatorPublished, spec, warnings, config)
     described = _described(device, None, scenario.dtype, overheads)
     study = DeviceStudy(
         operators,
-        operators.Bench(scenario, single, spec.processors),
+        operators.Bench(scenario, single, spec.processors, config),
         device.title,
         [figure for figure in here if figure.method in scenario.methods],
         _name_of(device.profile),
@@ -421,6 +424,18 @@ def _operators(where: str, scenario: OperatorScenario, device: DeviceInUse, plac
         notes=operators.errors,
     )
     return Parts(study, warnings, described, lambda: single.choose, scenario)
+
+
+def _with_states(where: str, scenario: PromptScenario) -> DecoderConfig:
+    """Returns the model of a prompt study, cut to its layers. Raises InputError for one without linear
+    attention, or with fewer layers."""
+    config = _model(where, scenario.model)
+    if config.linear is None:
+        raise InputError(f"{where}: model: {config.name} has no layer of linear attention")
+    layers = scenario.layers or config.layers
+    if layers > config.layers:
+        raise InputError(f"{where}: layers: is {layers}; {config.name} has {config.layers}")
+    return config.first_layers(layers)
 
 
 def _tiling(where: str, scenario: TilingScenario, device: DeviceInUse, place: Place) -> Parts:

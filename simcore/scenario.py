@@ -20,14 +20,23 @@ from pydantic import Field, TypeAdapter
 from simcore.input.errors import parsed
 from simcore.input.files import InputError, is_path, parse_yaml, plain, read_yaml, shown
 from simcore.studies.decode.scenario import DecodeScenario
-from simcore.studies.operators.scenario import DecodeAttentionScenario, LinearAttentionScenario
+from simcore.studies.operators.scenario import (
+    DecodeAttentionScenario,
+    LinearAttentionScenario,
+    PromptScenario,
+)
 from simcore.studies.own import located
 from simcore.studies.serving.scenario import ServingScenario
 from simcore.studies.tiling.scenario import TilingScenario
 
 CPU = "cpu"
 Scenario = (
-    DecodeScenario | ServingScenario | TilingScenario | LinearAttentionScenario | DecodeAttentionScenario
+    DecodeScenario
+    | ServingScenario
+    | TilingScenario
+    | LinearAttentionScenario
+    | DecodeAttentionScenario
+    | PromptScenario
 )
 _BY_STUDY = Annotated[Scenario, Field(discriminator="study")]
 

@@ -569,6 +569,7 @@ TABLES = {
     "tiling": _tiled,
     "linear_attention": _operators,
     "decode_attention": _points,
+    "prompt": _operators,
 }
 
 

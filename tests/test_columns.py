@@ -114,6 +114,7 @@ def test_columns_are_fields_of_the_axes_and_of_a_row() -> None:
         "tiling": TilingAxes,
         "linear_attention": OperatorAxes,
         "decode_attention": OperatorAxes,
+        "prompt": OperatorAxes,
     }
     assert axes.keys() == COLUMNS.keys() == METRICS.keys()
     assert TABLES.keys() < axes.keys()

@@ -638,7 +638,7 @@ def changed(base: dict[str, Any], **changes: Any) -> dict[str, Any]:
             changed(LINEAR, device="a100-sxm-80gb", profile="flover-gptj"),
             "fitted profile or 'none' is needed",
         ),
-        (changed(LINEAR, published=["leetdecoding_table7"]), "did you mean 'leetdecoding_table"),
+        (changed(LINEAR, published=["leetdecoding_tabel3"]), "did you mean 'leetdecoding_table"),
         (changed(LINEAR, published=["alspec_table3"]), "is no column of such a file"),
         (changed(LINEAR, length=list(range(1, 4000))), "length: makes 47,988 runs with the other lists"),
         (changed(DECODE, q_heads=30), "q_heads: is 30; a multiple of kv_heads, 8, is needed"),

@@ -30,7 +30,7 @@ GOOD: dict[str, Any] = {
     ],
 }
 
-KNOWN = "(allowed: decode, serving, tiling, linear_attention, decode_attention)"
+KNOWN = "(allowed: decode, serving, tiling, linear_attention, decode_attention, prompt)"
 
 
 def changed(path: str, value: Any) -> dict[str, Any]:

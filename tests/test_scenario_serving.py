@@ -24,7 +24,7 @@ from simcore.studies.serving.scenario import ServingScenario, points
 from tests.thorough import examples
 
 ROOT = Path(__file__).resolve().parent.parent
-STUDIES = ("decode", "serving", "tiling", "linear_attention", "decode_attention")
+STUDIES = ("decode", "serving", "tiling", "linear_attention", "decode_attention", "prompt")
 KNOWN = f"(allowed: {', '.join(STUDIES)})"
 GOOD: dict[str, Any] = {
     "name": "x",
@@ -158,7 +158,7 @@ def parsed(*changes: tuple[str, Any]) -> ServingScenario:
 def test_studies_are_told_apart() -> None:
     assert isinstance(parsed(), ServingScenario)
     assert isinstance(load_scenario(ROOT / "scenarios/papers/alspec_n150.yaml"), DecodeScenario)
-    studies = {"LinearAttentionScenario", "DecodeAttentionScenario", "TilingScenario"}
+    studies = {"LinearAttentionScenario", "DecodeAttentionScenario", "TilingScenario", "PromptScenario"}
     assert {each.__name__ for each in Scenario.__args__} - studies == {"DecodeScenario", "ServingScenario"}
 
 

@@ -121,6 +121,19 @@ COLUMNS: Mapping[str, Mapping[str, Column]] = {
         **_METRIC,
         **OF_FIGURE,
     },
+    "prompt": {
+        **_CASE,
+        **_DEVICES,
+        **_BATCH,
+        "heads": _whole("heads of linear attention"),
+        "length": _whole("tokens of a prompt; empty for what holds over all lengths", "tokens"),
+        "rank": _whole("width of a head's queries and keys"),
+        "dim": _whole("width of a head's values and outputs"),
+        "decay": _whole("1: every head has a decay"),
+        **_RIVAL,
+        **_METRIC,
+        **OF_FIGURE,
+    },
     "tiling": {
         **_CASE,
         "layers": _whole("layers of the model"),
@@ -330,6 +343,10 @@ METRICS: Mapping[str, Mapping[str, Metric]] = {
         "speedup": Metric("higher", "duration with concurrent instances / duration, at the same load"),
     },
     "linear_attention": _OPERATOR,
+    "prompt": {
+        **_OPERATOR,
+        "dataset_s": Metric("lower", "time for all batches of the data set, one after the other"),
+    },
     "decode_attention": {
         **_OPERATOR,
         "splits": Metric(None, "parts that Flash-Decoding cuts a context into"),

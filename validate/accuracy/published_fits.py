@@ -12,7 +12,7 @@ the choice is stable.
 
 import csv
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Literal
 
@@ -73,7 +73,8 @@ def leetdecoding_op(cell: Cell) -> Op:
 
 
 def leetdecoding_fits() -> list[FitRow]:
-    """Returns a row for each method and table; skips FleetAttention in Table 9, a repeat of Tables 3 to 6."""
+    """Returns a row for each method and table, and those of a model's other ops; skips FleetAttention in
+    Table 9, a repeat of Tables 3 to 6."""
     floor = roofline(load_device(A6000))
     groups: dict[tuple[str, str, str], list[Cell]] = {}
     for table in LEETDECODING_TABLES:
@@ -96,7 +97,38 @@ def leetdecoding_fits() -> list[FitRow]:
         sizes = "".join(f";{name}={found[0][name]}" for name in ("heads", "rank", "dim"))
         where = f"batch={batch};decay={decay}{masked}{sizes};states=0;dtype={LEETDECODING_DTYPE}{own}"
         rows.append(_fit_row(LEETDECODING, ops[0].kind, where, points, source))
-    return rows
+    return [*rows, *model_fits(rows)]
+
+
+# The ops of a model besides its methods, priced by vanilla's constants of Table 3: of all that the tables
+# time, vanilla without decay is products and element-wise launches alone, one after another.
+MODEL_OPS = (
+    "matmul",
+    "embedding",
+    "norm",
+    "rotary",
+    "activation",
+    "residual",
+    "sample",
+    "silu",
+    "lrpe",
+    "product",
+    "batched_matmul",
+    "elementwise",
+)
+# Of other products than those that were timed: as for a fit to two points.
+MODEL_INTERVAL = 2.0
+
+
+def model_fits(rows: Sequence[FitRow]) -> list[FitRow]:
+    """Returns a row for each of MODEL_OPS, with the constants of vanilla in Table 3 among `rows`."""
+    (vanilla,) = (row for row in rows if row.kind.endswith("_vanilla") and "batch=1;decay=0" in row.where)
+    source = f"{vanilla.source}: its products and element-wise launches"
+    where, low = f"dtype={LEETDECODING_DTYPE}", 1.0 / MODEL_INTERVAL
+    return [
+        replace(vanilla, kind=kind, where=where, low=low, high=MODEL_INTERVAL, source=source)
+        for kind in MODEL_OPS
+    ]
 
 
 # -- Flash-Decoding, the micro-benchmark -----------------------------------------------------------

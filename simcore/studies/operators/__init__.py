@@ -1,4 +1,4 @@
-"""The studies `linear_attention` and `decode_attention`: latency and memory of single operators, by method.
+"""The studies `linear_attention`, `decode_attention` and `prompt`: operators, and whole prompts, by method.
 
 latency   = host time of a launch + price of the op, as one launch on the machine
 fits      = inputs, output and temporaries within the memory of the device

@@ -2,13 +2,17 @@
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import combinations
 from statistics import median
 from typing import Any
 
 from simcore.studies.common import OperatorAxes, Standing, ranged
 from simcore.studies.operators.crossovers import Lead, leads, not_ranked, ranked, settings
-from simcore.studies.operators.published import LATENCY, OUT_OF_MEMORY
+from simcore.studies.operators.published import DATA_SET, LATENCY, OUT_OF_MEMORY
 from simcore.studies.operators.runner import Bench
+
+# Metrics that are times of a method.
+TIMES = (LATENCY, DATA_SET)
 
 
 def answer(bench: Bench, cases: Sequence[OperatorAxes]) -> str:
@@ -160,12 +164,17 @@ def warnings(bench: Bench, cases: Iterable[OperatorAxes]) -> list[str]:
 
 
 def errors(lines: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Returns the median and worst errors of latencies that were not fitted, in total, by method and by
-    source; and the number of cells with memory predicted right."""
-    predicted = [line for line in lines if line["metric"] == LATENCY and line["role"] != "fitted"]
+    """Returns the median and worst errors of times that were not fitted, in total, by method and by source,
+    and of the ratios of a data set's; and the number of cells with memory predicted right."""
+    predicted = [line for line in lines if line["metric"] in TIMES and line["role"] != "fitted"]
     notes = []
     if predicted:
-        notes.append(f"predicted latencies against published ones: {_summed(predicted)}")
+        what = "seconds of the data set" if predicted[0]["metric"] == DATA_SET else "latencies"
+        notes.append(f"predicted {what} against published ones: {_summed(predicted)}")
+        if ratios := ratio_errors(predicted):
+            worst = max(ratios, key=abs)
+            text = f"median {median(map(abs, ratios)):.1f} %, worst {worst:+.1f} % ({len(ratios)})"
+            notes.append(f"ratios between methods of a batch: {text}")
     for title, named in (("by method", _method), ("by table", _tables)):
         groups: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
         for line in predicted:
@@ -180,6 +189,18 @@ def errors(lines: Sequence[Mapping[str, Any]]) -> list[str]:
         text = f"out of memory or not: {len(memory) - len(wrong)} of {len(memory)} published cells right"
         notes.append(f"{text}{f'; wrong: {names}' if wrong else ''}")
     return notes
+
+
+def ratio_errors(lines: Sequence[Mapping[str, Any]]) -> list[float]:
+    """Returns the errors, in percent, of the ratios of a data set's seconds between each two methods of one
+    batch: (predicted / predicted) / (published / published) - 1."""
+    found = []
+    for batch in dict.fromkeys(line["batch"] for line in lines):
+        here = [line for line in lines if line["batch"] == batch and line["metric"] == DATA_SET]
+        for one, other in combinations(here, 2):
+            off = one["predicted"] / other["predicted"] * other["reference"] / one["reference"]
+            found.append(100.0 * (off - 1.0))
+    return found
 
 
 def _method(line: Mapping[str, Any]) -> list[str]:

@@ -123,8 +123,6 @@ def _passes(bench: Bench, before: OperatorAxes | None, case: OperatorAxes) -> fl
     if bench.device.measured or before is None or before.length is None or case.length is None:
         return None
     low = before.length
-    if not all(
-        bench.fits(bench.op(c)) for c in (replace(before, length=case.length), replace(case, length=low))
-    ):
+    if not all(bench.fits(c) for c in (replace(before, length=case.length), replace(case, length=low))):
         return None
     return _search(bench, before, case, [low, case.length]).at

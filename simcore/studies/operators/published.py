@@ -2,9 +2,10 @@
 
     device,model,method,batch,heads,kv_heads,length,rank,dim,decay,metric,value,unit,role,fitted_by,source
 
-`length` is the number of tokens, for decode attention of cached tokens. Linear attention has rank and decay
-(0 or 1), decode attention kv_heads; the others are empty or left out, and so is `model`. `metric` is
-latency_s, or out_of_memory (1: the method ran out of it). A figure with a latency means that the method fits.
+`length` is the number of tokens, for decode attention of cached tokens; empty for a whole data set. Linear
+attention has rank and decay (0 or 1), decode attention kv_heads; the others are empty or left out, and so is
+`model`, but of prompts. `metric` is latency_s, dataset_s, or out_of_memory (1: the method ran out of it). A
+figure with a time means that the method fits.
 """
 
 from collections.abc import Iterable
@@ -19,7 +20,8 @@ from simcore.studies.published import Empty, PublishedValue, Role, Whole
 
 OUT_OF_MEMORY = "out_of_memory"
 LATENCY = "latency_s"
-Metric = Literal["latency_s", "out_of_memory"]
+DATA_SET = "dataset_s"
+Metric = Literal["latency_s", "dataset_s", "out_of_memory"]
 # Fields that tell cases apart, in figures and in axes.
 PLACE = ("batch", "heads", "kv_heads", "length", "rank", "dim", "decay")
 
@@ -32,7 +34,7 @@ class OperatorPublished:
     method: str
     batch: Whole
     heads: Whole
-    length: Whole
+    length: Annotated[Whole | None, Empty]
     dim: Whole
     metric: Metric
     value: PublishedValue
@@ -57,8 +59,8 @@ class OperatorPublished:
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        """See Published. A method with a latency did not run out of memory."""
-        return (OUT_OF_MEMORY,) if self.metric == OUT_OF_MEMORY else (OUT_OF_MEMORY, LATENCY)
+        """See Published. A method with a time did not run out of memory."""
+        return tuple(dict.fromkeys((OUT_OF_MEMORY, self.metric)))
 
     def is_of(self, axes: OperatorAxes) -> bool:
         """See Published."""
@@ -67,7 +69,7 @@ class OperatorPublished:
     def beside(self, row: Row) -> dict[str, float | None]:
         """See Published."""
         ran_out = float(self.metric == OUT_OF_MEMORY)
-        return {"reference": self.value if row.metric == LATENCY else ran_out, "predicted": row.value}
+        return {"reference": ran_out if row.metric == OUT_OF_MEMORY else self.value, "predicted": row.value}
 
 
 def each_once(published: Iterable[OperatorPublished]) -> list[OperatorPublished]:

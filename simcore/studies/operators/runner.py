@@ -2,7 +2,7 @@
 
 latency  = host time until the device has the launch + price of the op, at least the host's launch time
            (simulated; `seconds` computes it from prices alone)
-fits     = memory_bytes(op) <= memory of the device
+fits     = memory_bytes of the op, or of the model with its prompts, <= memory of the device
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,7 +11,9 @@ from statistics import fmean
 
 from simcore.machine import laws
 from simcore.machine.trace import Trace
+from simcore.models.decoder_config import DecoderConfig
 from simcore.models.operators import LABELS, linear_attention_op
+from simcore.models.prompt import PROMPT_LABELS, Prompt
 from simcore.ops import flash_decoding as ops_flash_decoding
 from simcore.ops import linear_attention as ops_linear_attention
 from simcore.ops.op import Graph, Op, Price
@@ -19,7 +21,7 @@ from simcore.schedules.one_launch import UNCOUNTED, one_launch
 from simcore.sim.runs import Setup
 from simcore.studies.common import OperatorAxes, middle_first
 from simcore.studies.hardware import SingleDevice
-from simcore.studies.operators.scenario import LinearAttentionScenario, OperatorScenario
+from simcore.studies.operators.scenario import LinearAttentionScenario, OperatorScenario, PromptScenario
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +48,12 @@ class _Launched:
 @dataclass
 class Bench:
     """Runs cases of one scenario on one device, and caches the results. `processors`: number of blocks that
-    the device runs concurrently."""
+    the device runs concurrently; `config`: the model whose prompts they are, None for single operators."""
 
     scenario: OperatorScenario
     device: SingleDevice
     processors: int
+    config: DecoderConfig | None = None
     results: dict[OperatorAxes, Result] = field(default_factory=dict)
     prices: dict[OperatorAxes, float] = field(default_factory=dict)
 
@@ -58,6 +61,9 @@ class Bench:
         """Yields all cases: settings outermost, then methods, then tokens; of decode attention points, then
         methods."""
         scenario = self.scenario
+        if isinstance(scenario, PromptScenario):
+            yield from self._prompts(scenario)
+            return
         if isinstance(scenario, LinearAttentionScenario):
             for decay in scenario.decay:
                 for batch in scenario.batch:
@@ -81,9 +87,45 @@ class Bench:
                     method, LABELS[method], batch, heads, context, dim, kv_heads=scenario.kv_heads
                 )
 
+    def _prompts(self, scenario: PromptScenario) -> Iterator[OperatorAxes]:
+        assert self.config is not None
+        assert self.config.linear is not None
+        own = self.config.linear
+        for batch in scenario.batch:
+            for method in scenario.methods:
+                for length in scenario.lengths:
+                    yield OperatorAxes(
+                        method,
+                        PROMPT_LABELS[method],
+                        batch,
+                        own.heads,
+                        length,
+                        own.value_dim,
+                        rank=own.key_dim,
+                        decay=1,
+                    )
+
+    def _prompt(self, case: OperatorAxes) -> Prompt:
+        scenario = self.scenario
+        assert isinstance(scenario, PromptScenario)
+        assert self.config is not None
+        assert case.length is not None
+        return Prompt(
+            self.config,
+            case.strategy,
+            case.batch,
+            case.length,
+            scenario.dtype,
+            scenario.mask_by_rows,
+            scenario.states,
+            scenario.all_logits,
+        )
+
     def op(self, case: OperatorAxes) -> Op:
         """Returns the op of a case; Flash-Decoding with its splits chosen, if they are not given."""
         assert case.length is not None
+        if isinstance(self.scenario, PromptScenario):
+            return self._prompt(case).op
         if isinstance(self.scenario, LinearAttentionScenario):
             assert case.rank is not None
             return linear_attention_op(
@@ -118,15 +160,20 @@ class Bench:
             return int(given)
         return ops_flash_decoding.split_count(op, self.device.choose, self.processors)
 
-    def fits(self, op: Op) -> bool:
-        """Whether the device's memory holds an op's tensors and temporaries."""
-        return memory_bytes(op) <= self.device.memory_bytes
+    def fits(self, case: OperatorAxes) -> bool:
+        """Whether the device's memory holds a case."""
+        return self.memory_bytes(case) <= self.device.memory_bytes
+
+    def memory_bytes(self, case: OperatorAxes) -> float:
+        """Returns the peak device memory of a case, bytes."""
+        if isinstance(self.scenario, PromptScenario):
+            return self._prompt(case).memory_bytes
+        return memory_bytes(self.op(case))
 
     def run(self, case: OperatorAxes) -> Result:
         """Returns the result of a case, the median run of several; no case runs twice."""
         if case not in self.results:
-            op = self.op(case)
-            needed = memory_bytes(op)
+            op, needed = self.op(case), self.memory_bytes(case)
             if needed <= self.device.memory_bytes:
                 runs = [self._launched(op, repr(case), _title(case)) for _ in range(self.device.repeats)]
                 # The median run comes first: its latency is the result, and a replay takes its op times.

@@ -2,6 +2,7 @@
 
 runs of linear_attention = methods * batch * decay * length
 runs of decode_attention = methods * (batch * context_tokens, or shapes)
+runs of prompt           = methods * batch * (length, or the lengths of a data set)
 """
 
 from collections.abc import Sequence
@@ -12,7 +13,8 @@ from pydantic import AfterValidator, Field, model_validator
 from simcore.input.fields import MOST_RUNS, FieldError, Many, Strict, distinct
 from simcore.input.files import nearest
 from simcore.models.operators import DECODE_ATTENTION, LINEAR_ATTENTION
-from simcore.studies.fields import Costs, Dtype, HostOverheads, OnCpu, OnDevices, ToCompare, Unused
+from simcore.models.prompt import ORIGINAL, PROMPT_METHODS
+from simcore.studies.fields import Costs, Dtype, HostOverheads, OnCpu, OnDevices, Seed, ToCompare, Unused
 
 # Some methods have one launch per token or more: longer streams of ops take minutes to build.
 MOST_LENGTH = 1_000_000
@@ -33,6 +35,10 @@ def _known(name: str, allowed: Sequence[str]) -> str:
 
 def _linear(name: str) -> str:
     return _known(name, LINEAR_ATTENTION)
+
+
+def _prompt(name: str) -> str:
+    return _known(name, PROMPT_METHODS)
 
 
 def _decode(name: str) -> str:
@@ -140,6 +146,62 @@ class DecodeAttentionScenario(OperatorCommon):
         return [(batch, context) for batch in self.batch or () for context in self.context_tokens or ()]
 
 
+class DataSet(Strict):
+    """Prompts whose lengths are drawn evenly from low to high, in steps."""
+
+    prompts: int = Field(description="number of prompts", ge=1, le=1_000_000)
+    low: int = Field(description="tokens of the shortest", ge=1, le=MOST_LENGTH)
+    high: int = Field(description="tokens of the longest", ge=1, le=MOST_LENGTH)
+    step: int = Field(256, description="tokens between two lengths", ge=1, le=MOST_LENGTH)
+
+    @model_validator(mode="after")
+    def _in_order(self) -> "DataSet":
+        if self.low > self.high:
+            raise FieldError("low", f"is {self.low:,}; at most high, {self.high:,}, is allowed")
+        return self
+
+    @property
+    def lengths(self) -> list[int]:
+        """The lengths that a prompt may have, tokens."""
+        return list(range(self.low, self.high + 1, self.step))
+
+
+class PromptScenario(OperatorCommon):
+    """Study `prompt`: seconds for a whole prompt through a model of linear attention, by the method that
+    computes its linear attention; of prompts one by one, or of a data set."""
+
+    study: Literal["prompt"]
+    model: str = Field(description="a name (`simcore models`), or a path to a Hugging Face config.json")
+    layers: int | None = Field(None, ge=1, le=10_000, description="how many of its first layers; all of them")
+    methods: Many[Annotated[str, AfterValidator(_prompt)]] = Field(
+        [*LINEAR_ATTENTION[:6], ORIGINAL],
+        description=f"ways to compute its linear attention: {', '.join(PROMPT_METHODS)}",
+    )
+    batch: Many[Batch] = Field([1], description="prompts at a time")
+    length: Many[Annotated[int, Field(ge=1, le=MOST_LENGTH)]] | None = Field(
+        None, description="tokens of a prompt"
+    )
+    data_set: DataSet | None = Field(None, description="prompts of several lengths, in the place of length")
+    mask_by_rows: bool = Field(False, description="whether masks with decay are made a row a launch")
+    states: bool = Field(True, description="whether a first state is read and the last one written")
+    all_logits: bool = Field(
+        False, description="whether the LM head reads every token, as in transformers, not the last one alone"
+    )
+    seed: Seed = 0
+
+    @model_validator(mode="after")
+    def _amount(self) -> "PromptScenario":
+        if (self.length is None) == (self.data_set is None):
+            raise FieldError("length", "is needed, or data_set in its place, not both")
+        _check_amount(len(self.methods) * len(self.batch) * len(self.lengths), "methods")
+        return self
+
+    @property
+    def lengths(self) -> list[int]:
+        """The lengths of its cases, tokens."""
+        return self.length or (self.data_set.lengths if self.data_set else [])
+
+
 def _check_amount(runs: int, field: str) -> None:
     if runs > MOST_RUNS:
         raise FieldError(
@@ -147,4 +209,4 @@ def _check_amount(runs: int, field: str) -> None:
         )
 
 
-OperatorScenario = LinearAttentionScenario | DecodeAttentionScenario
+OperatorScenario = LinearAttentionScenario | DecodeAttentionScenario | PromptScenario

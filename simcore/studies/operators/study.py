@@ -14,6 +14,7 @@ from simcore.schedules.one_launch import one_launch
 from simcore.studies.common import NOT_RANKED, OperatorAxes, Outcome, Progress, Row
 from simcore.studies.operators.answer import answer, standings, warnings
 from simcore.studies.operators.crossovers import crossovers, never_ranked, not_ranked, ranked
+from simcore.studies.operators.data_set import data_set_rows
 from simcore.studies.operators.published import LATENCY, OUT_OF_MEMORY
 from simcore.studies.operators.runner import Bench, Result
 from simcore.studies.processes import SHORT_S, in_processes
@@ -44,6 +45,7 @@ def run(bench: Bench, progress: Progress) -> Outcome:
     for case, latency_s in ranked(bench, cases):
         least[_place(case)] = min(latency_s, least.get(_place(case), latency_s))
     rows = [row for case in cases for row in _rows(bench, case, least, ranked=case not in out)]
+    rows += data_set_rows(bench)
     progress("crossovers", 0, 1)
     # Measured runs give no latencies between their lengths.
     rows += [] if bench.device.measured else crossovers(bench, cases)
