@@ -377,11 +377,28 @@ def _on_device(scenario: Scenario, where: str, device: DeviceInUse, place: Place
         if scenario.part == "layer":
             # The profile and the figures were already chosen by the whole model.
             config = config.first_layers(1)
-        own = decode.Bench(scenario, config, hardware, _hits(config.name))
+        own = decode.Bench(scenario, config, hardware, _hits(config.name), _rival(where, scenario, hardware))
         study = DeviceStudy(decode, own, device.title, here, _name_of(device.profile))
     warnings += _format_warnings(spec, hardware.dtypes)
     warnings += format_warnings(scenario.dtype, scenario.dtypes, config)
     return Parts(study, warnings, described, price, scenario, format_notes(scenario.dtype, config))
+
+
+def _rival(where: str, scenario: DecodeScenario, hardware: Hardware) -> decode.Bench | None:
+    """Returns the bench of a scenario's second model, at the prices of the first; None if it names none.
+    Raises InputError."""
+    if scenario.rival_model is None:
+        return None
+    try:
+        config = _model(where, scenario.rival_model)
+    except InputError as error:
+        raise InputError(str(error).replace(": model: ", ": rival_model: ", 1)) from None
+    if hardware.parts or hardware.measured:
+        raise InputError(f"{where}: rival_model: needs prices of single ops, on the simulated machine")
+    if scenario.part == "layer":
+        raise InputError(f"{where}: rival_model: is for part: model")
+    dtypes = number_formats(scenario.dtype, scenario.dtypes, config)
+    return decode.Bench(scenario, config, replace(hardware, dtypes=dtypes))
 
 
 def _in_graph_s(scenario: Scenario, overheads: Overheads) -> float:

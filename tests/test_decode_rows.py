@@ -510,7 +510,9 @@ def test_rows_of_a_result_by_hand() -> None:
         standard_error_s=0.25,
         price_shares={"roofline": 0.25, "measured": 0.75, "assumed": 0.0},
     )
-    bench: Any = SimpleNamespace(run=lambda case: ran, config=SimpleNamespace(layers=4))
+    bench: Any = SimpleNamespace(
+        run=lambda case: ran, config=SimpleNamespace(layers=4, linear=None), rival=None
+    )
     rows = list(decode_study._rows(bench, Case(AXES, None, 1), {}))
     assert all(row.source == "measured 75%, roofline 25%; 90 % price interval" for row in rows[:2])
     found = {row.metric: (row.value, row.low, row.high) for row in rows}
@@ -555,7 +557,9 @@ def test_errors_merely_add_up_where_no_part_of_a_layer_amplifies_them(
 ) -> None:
     bounds = ErrorBounds(alpha=alpha, beta=beta, f_r=f_r, c=1.0)
     bench: Any = SimpleNamespace(
-        config=SimpleNamespace(layers=4), scenario=SimpleNamespace(error_bounds=bounds)
+        config=SimpleNamespace(layers=4, linear=None),
+        rival=None,
+        scenario=SimpleNamespace(error_bounds=bounds),
     )
     found = {name: (bound, text) for name, bound, text in decode_study._bounds(bench, 0.25)}
     bound, text = found["error_bound_worst_case"]

@@ -48,6 +48,7 @@ def sections(run: Run) -> list[Section]:
         *_critical_path(run),
         *_timeline(run),
         *_crossover(run),
+        *_states(run),
         *common.comparison(run),
         *common.prices(run),
         *_speculation(run),
@@ -473,6 +474,56 @@ def _crossover(run: Run) -> list[Section]:
     texts = {} if plots else {"lead": ""}
     shown = table if few else None
     return [common.section("decode", "crossover", plots=plots, table=shown, details=hidden, **texts)]
+
+
+# -- states beside KV ------------------------------------------------------------------------------
+
+
+def _states(run: Run) -> list[Section]:
+    """Returns the memory of a model with states by context, and the time of a layer by its mixer."""
+    rows = run.results[run.results["metric"].isin(STATES)]
+    if rows.empty:
+        return []
+    layers = run.metric("layer_s")
+    mixers = list(dict.fromkeys(layers["op_kind"]))
+    lines = []
+    place = ["label", "batch", "context_tokens"]
+    for label, batch, context in rows[place].drop_duplicates().itertuples(index=False):
+        own = rows[(rows[place] == [label, batch, context]).all(axis=1)]
+        values = dict(zip(own["metric"], own["value"], strict=True))
+        here = layers[(layers[place] == [label, batch, context]).all(axis=1)]
+        by_mixer = dict(zip(here["op_kind"], here["value"], strict=True))
+        cells = [_state_cell(name, values.get(name)) for name in STATES]
+        lines.append(
+            [str(label), f"{batch:,.0f}", tokens(context), *cells]
+            + [duration(by_mixer[mixer]) if mixer in by_mixer else "" for mixer in mixers]
+        )
+    heads = ["", "batch", "context", *STATES.values(), *(f"a layer of {_plain(mixer)}" for mixer in mixers)]
+    table = common.without_empty_columns(Table(heads, lines, "l" + "r" * (len(heads) - 1)))
+    passing = run.results[(run.results["metric"] == "passes_rival_at_tokens")]
+    notes = list(dict.fromkeys(f"{text[:1].upper()}{text[1:]}." for text in passing["source"] if text))
+    return [common.section("decode", "states", table=table, notes=notes)]
+
+
+STATES: Mapping[str, str] = {
+    "kv_bytes": "KV",
+    "state_bytes": "states",
+    "sequences_held": "sequences held",
+    "rival_sequences_held": "with the second model",
+    "speedup_over_rival": "speed-up over it",
+}
+
+
+def _state_cell(name: str, value: float | None) -> str:
+    if value is None or not known(value):
+        return ""
+    if name.endswith("_bytes"):
+        return f"{value / 2**30:,.3g} GiB"
+    return times(value) if name == "speedup_over_rival" else f"{value:,.0f}"
+
+
+def _plain(mixer: str) -> str:
+    return mixer.replace("_", " ").replace("lrpe", "LRPE")
 
 
 # -- accuracy of speculation -----------------------------------------------------------------------

@@ -293,6 +293,16 @@ METRICS: Mapping[str, Mapping[str, Metric]] = {
         "error_bound_linear": Metric("lower", "the worst case to first order"),
         "error_bound_high_probability": Metric("lower", "relative error that is hardly ever exceeded"),
         "crossover_context_tokens": Metric(None, "cached tokens at which it passes tensor parallelism"),
+        "passes_rival_at_tokens": Metric(None, "cached tokens at which it passes the second model"),
+        "kv_bytes": Metric("lower", "KV cache of all sequences at this context"),
+        "state_bytes": Metric("lower", "states of linear attention of all sequences"),
+        "sequences_held": Metric(
+            "higher", "sequences of this context that a device holds beside the weights"
+        ),
+        "layer_s": Metric("lower", "prices of the ops of one layer whose mixer is `op_kind`"),
+        "rival_token_latency_s": Metric("lower", "time from one token to the next with the second model"),
+        "speedup_over_rival": Metric("higher", "latency with the second model / latency"),
+        "rival_sequences_held": Metric("higher", "the same sequences with the second model"),
         "crossover_hit_rate": Metric(None, "hit rate at which it passes tensor parallelism"),
         "crossover_hit_rate_if_priced": Metric(
             None, "the same with prices for what the profile takes as free"

@@ -114,12 +114,13 @@ class Result:
 @dataclass
 class Bench:
     """Runs cases of one scenario on one device, and caches the results. `hits`: the lines of ALSpec's tables
-    for its model."""
+    for its model; `rival`: the same of a second model, if the scenario names one."""
 
     scenario: DecodeScenario
     config: DecoderConfig
     hardware: Hardware
     hits: Sequence[HitRow] = ()
+    rival: "Bench | None" = None
     results: dict[Case, Result] = field(default_factory=dict)
     runs: dict[tuple[Case, HitPattern], Result] = field(default_factory=dict)
     latencies_s: dict[tuple[Case, HitPattern], float] = field(default_factory=dict)

@@ -167,6 +167,11 @@ class DecodeScenario(Common):
         [],
         description="along what to look for where ALSpec passes tensor parallelism on as many devices",
     )
+    rival_model: str | None = Field(
+        None,
+        description="a second model, decoded in the same way: where does the first pass it? A name, or a"
+        " path to a Hugging Face config.json",
+    )
     error_bounds: ErrorBounds = Field(ErrorBounds(), description="constants of ALSpec's error bounds")
 
     @model_validator(mode="after")

@@ -20,6 +20,7 @@ from simcore.studies.decode.cases import cases, does_not_fit, rival_of
 from simcore.studies.decode.crossover import crossovers
 from simcore.studies.decode.runner import Bench, Case, Result, mesh_of
 from simcore.studies.decode.speculation import high_probability_bound, linear_bound, worst_case_bound
+from simcore.studies.decode.states import passes, passing_answer, passing_rows, state_rows
 from simcore.studies.decode.timeline import shown_case, timeline
 
 # Relative rounding error of two sums of the same steps.
@@ -45,9 +46,10 @@ def run(bench: Bench, progress: Progress) -> Outcome:
         rows += _rows(bench, case, baseline)
         progress("working out", done, len(fitting))
     crossings = [] if bench.hardware.measured else crossovers(bench, fitting, progress)
+    passed = [] if bench.hardware.measured else passes(bench, fitting)
     return Outcome(
-        rows=rows + [crossover.row for crossover in crossings],
-        answer=answer(bench, fitting, baseline, crossings),
+        rows=rows + [crossover.row for crossover in crossings] + passing_rows(passed),
+        answer=answer(bench, fitting, baseline, crossings) + passing_answer(passed),
         warnings=warnings + source_warnings(bench, fitting),
         baseline=next((case.axes.label for case in baseline.values()), ""),
         hits=list(dict.fromkeys(f"{c.axes.label}: {c.hits.text}" for c in fitting if c.hits)),
@@ -111,6 +113,7 @@ def _rows(bench: Bench, case: Case, baseline: Mapping[tuple[int, int], Case]) ->
     if reference is not None:
         yield Row(axes, "speedup_over_baseline", bench.run(reference).latency_s / latency_s, "x")
     yield from _speculation_rows(bench, case)
+    yield from state_rows(bench, case)
 
 
 def _communication(axes: Axes, result: Result) -> Row:
