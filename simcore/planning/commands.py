@@ -25,6 +25,7 @@ from simcore.input.files import STRICT, read_json, read_yaml, validated
 from simcore.models.number_formats import number_formats
 from simcore.planning.points import Point
 from simcore.studies.serving.engines.presets import load_engine, preset_of
+from simcore.studies.serving.kv_memory import held_bytes
 from simcore.studies.serving.strategies import ContinuousBatching
 
 FILE = Path(__file__).resolve().parent / "engines_flags.yaml"
@@ -219,8 +220,7 @@ def _room(engine: EngineFlags, point: Point, strategy: ContinuousBatching, notes
     if strategy.memory.share_of == engine.share_of and scenario.kv_blocks is None:
         settings["share"] = (engine.share_of, f"{scenario.memory_share or strategy.memory.share:g}")
     elif engine.has("kv_bytes"):
-        per_token = bench.model(point.case.ranks).kv_bytes_per_token
-        settings["kv_bytes"] = ("", f"{floor(room.kv_tokens * per_token)}")
+        settings["kv_bytes"] = ("", f"{floor(held_bytes(room, bench.model(point.case.ranks)))}")
     else:
         settings["kv_tokens"] = ("", f"{room.kv_tokens}")
         notes.append(

@@ -24,6 +24,9 @@ Engines that overlap the work of host and device decide a step while the step be
 scheduling). A request that arrives meanwhile is seen a step later: with `ahead` = 1 it joins in the second
 step after the step in which it arrived.
 
+A sequence may hold a state besides (`state_blocks`, linear attention): it is taken when the sequence is
+admitted, carried from chunk to chunk of its prompt, and dropped with its blocks.
+
 With `prefix_caching`, known blocks at the beginning of a prompt are not computed again, and are held once,
 however many requests share them (simcore/schedules/prefix_cache.py).
 
@@ -103,9 +106,15 @@ def continuous_batching(
     wait_tokens: int = 0,
     ahead: int = 0,
     prefix_caching: bool = False,
+    state_blocks: int = 0,
 ) -> Program:
-    """Serves the requests of the inbox until END. `blocks`: how many KV blocks of `block_tokens` tokens."""
-    kv, max_running = PagedKv(blocks, block_tokens), min(max_sequences, token_budget)
+    """Serves the requests of the inbox until END. `blocks`: how many KV blocks of `block_tokens` tokens;
+    `state_blocks`: how many of them hold the state of a sequence. Raises ValueError for states with prefix
+    caching: a state is of all tokens before it."""
+    if state_blocks and prefix_caching:
+        raise ValueError("prefix_caching: blocks of a prefix hold no state")
+    kv = PagedKv(blocks, block_tokens, state=state_blocks)
+    max_running = min(max_sequences, token_budget)
     server = _Server(kv, token_budget, max_running, order, prefill, wait_steps, wait_tokens, ahead=ahead)
     server.cache = PrefixCache(blocks, block_tokens) if prefix_caching else None
     while True:
@@ -143,7 +152,7 @@ def _receive(m: Machine, server: _Server, journal: Journal, items: list[object])
             assert isinstance(item, Request)
             item.instance = m.rank
             too_long = server.prefill == "whole" and item.prompt_tokens > server.budget
-            blocks = blocks_for(item.prompt_tokens + item.max_tokens, server.kv.block)
+            blocks = blocks_for(item.prompt_tokens + item.max_tokens, server.kv.block) + server.kv.state
             if too_long or blocks > server.kv.total:
                 journal.reject(item, m.now())
             else:
@@ -179,7 +188,7 @@ def _preempt_until_fits(server: _Server) -> None:
 def _release_blocks(server: _Server, request: Request) -> int:
     """Releases the blocks of a request; returns how many become free."""
     if server.cache is None:
-        return blocks_for(request.cached, server.kv.block)
+        return blocks_for(request.cached, server.kv.block) + server.kv.state
     return server.cache.release(request)
 
 
@@ -235,7 +244,7 @@ def _schedule_prompts(server: _Server, now_s: float, *, admit: bool) -> list[tup
         tokens = min(_prompt(request) - hit_tokens, left)
         # Cached blocks that no request holds count as free, so a hit takes them from the free blocks.
         unreferenced = cache.unreferenced(hit_blocks) if cache is not None else 0
-        blocks = blocks_for(hit_tokens + tokens, kv.block) - len(hit_blocks) + unreferenced
+        blocks = kv.state + blocks_for(hit_tokens + tokens, kv.block) - len(hit_blocks) + unreferenced
         if blocks > free or _would_split(server, request, hit_tokens + tokens, bool(chunks)):
             break
         _admit(server, request, hit_tokens, now_s)
@@ -259,6 +268,7 @@ def _admit(server: _Server, request: Request, hit_tokens: int, now_s: float) -> 
         request.scheduled_s = now_s
         request.cached_prompt_tokens = hit_tokens
     request.cached = hit_tokens
+    server.kv.used += server.kv.state
     server.admitted[request.id] = request
     server.prompts.append(request)
 

@@ -5,6 +5,10 @@ iteration, so t - c of a sequence stays the same modulo `block`. `phase` counts 
 a sequence needs a new block in the iterations t that are equal to it modulo `block`:
 
     new blocks in iterations t .. t + k - 1  =  sum over j < k of phase[(t + j) mod block]
+
+A model with layers of linear attention also holds a state for each sequence, of one size at any length:
+`state` blocks of the same pool, from when the sequence is admitted until it leaves or is preempted. A model
+of such layers alone has no K and V: its blocks are states, as long as the longest sequence.
 """
 
 from dataclasses import dataclass, field
@@ -15,7 +19,7 @@ from simcore.workload.requests import blocks_for
 @dataclass(slots=True)
 class PagedKv:
     """The cache of one server: `total` blocks of `block` tokens, of which `used` are held. `iteration`:
-    decode iterations so far."""
+    decode iterations so far; `state`: the blocks of a sequence besides those of its tokens."""
 
     total: int
     block: int
@@ -23,6 +27,7 @@ class PagedKv:
     iteration: int = 0
     decoding: int = 0
     phase: list[int] = field(default_factory=list)
+    state: int = 0
 
     def __post_init__(self) -> None:
         self.phase = [0] * self.block

@@ -346,6 +346,7 @@ METRICS: Mapping[str, Mapping[str, Metric]] = {
         "max_servers": Metric("lower", "servers that held their devices at once at most"),
         "server_starts": Metric(None, "how often a server was started after the run began"),
         "kv_tokens": Metric(None, "tokens that the KV cache of a server has room for"),
+        "sequences_held": Metric("higher", "sequences as long as the longest request that a server holds"),
         "offered_per_s": Metric(None, "requests that come a second"),
         "window_begin_s": Metric(None, "when the measured window begins, since the run did"),
         "window_end_s": Metric(None, "when the measured window ends, since the run began"),

@@ -13,6 +13,7 @@ from simcore.studies.columns import GROUP, TENANT
 from simcore.studies.common import Standing, extrapolated, unmeasured
 from simcore.studies.serving import certainty
 from simcore.studies.serving.figures import over_replicas
+from simcore.studies.serving.kv_memory import held_bytes
 from simcore.studies.serving.runner import Bench, Case, CaseResult
 from simcore.studies.serving.strategies import processes
 from simcore.workload.recorded import doubts
@@ -394,7 +395,7 @@ def _beyond_memory(bench: Bench, results: Sequence[CaseResult]) -> list[str]:
     lines: dict[str, None] = {}
     for place, own in enumerate(bench.benches):
         needed = [
-            (one.rooms[place].kv_tokens * model.kv_bytes_per_token + model.weight_bytes, part.axes.label)
+            (held_bytes(one.rooms[place], model) + model.weight_bytes, part.axes.label)
             for one in results
             for part in (bench.parts(one.case)[place][1],)
             for model in (own.model(part.ranks),)

@@ -8,12 +8,15 @@ measures its peak, and D of contexts and communicators before the measurement:
     rest    room = share (M - D - W - P - R)         TensorRT-LLM
 
     KV blocks = floor(room / (block_tokens * KV bytes of a token));  KV tokens = blocks * block_tokens
+    states    = ceil(state bytes of a sequence / bytes of a block)        blocks of each sequence besides
+
+The blocks of a model of linear attention alone, which has no KV, hold a state each.
 
 All sizes are per rank: each rank of a group holds its own heads of the same blocks.
 """
 
 from dataclasses import dataclass, field
-from math import floor
+from math import ceil, floor
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -22,6 +25,7 @@ from simcore.input.fields import Strict
 from simcore.input.files import InputError
 from simcore.models.served_decoder import ServedDecoder
 from simcore.studies.hardware import Hardware
+from simcore.workload.requests import blocks_for
 
 MemoryShare = Annotated[float, Field(gt=0.0, le=1.0)]
 Taken = Annotated[float, Field(ge=0.0, le=1e18)]
@@ -57,18 +61,28 @@ class KvMemory(Strict):
 @dataclass(frozen=True, slots=True)
 class Room:
     """A server's room for KV: `limit` blocks of `block_tokens` tokens each or, if that is None, slots of
-    `slot_tokens`, the tokens of the longest request. `step_tokens`, `step_rows`: of its largest step."""
+    `slot_tokens`, the tokens of the longest request. `step_tokens`, `step_rows`: of its largest step;
+    `state_blocks`: blocks that the states of a sequence take besides, if it has `states`."""
 
     limit: int
     slot_tokens: int
     block_tokens: int | None = None
     step_tokens: int = field(default=1, compare=False)
     step_rows: int = field(default=1, compare=False)
+    state_blocks: int = 0
+    states: bool = False
 
     @property
     def kv_tokens(self) -> int:
         """Total tokens."""
         return self.limit * (self.block_tokens or self.slot_tokens)
+
+    @property
+    def sequences(self) -> int:
+        """How many sequences as long as the longest request it holds."""
+        if self.block_tokens is None:
+            return self.limit
+        return self.limit // (self.state_blocks + blocks_for(self.slot_tokens, self.block_tokens))
 
     def __str__(self) -> str:
         if self.block_tokens is None:
@@ -93,6 +107,9 @@ class ServerMemory:
         """Reserves `count` slots, each for the longest request. Raises InputError if they do not fit,
         ValueError if `count` is no number of slots."""
         _whole("slots", count=count)
+        if self.model.state_bytes_per_sequence:
+            name = self.model.config.name
+            raise InputError(f"{name} has states of sequences, which continuous_batching alone keeps")
         # All prompts may be computed at once: as one batch, or concurrently.
         free = self._free_bytes(KvMemory(), count * self.longest_prompt, count)
         fitting = self.units or blocks_in(free, self.model, self.longest)
@@ -109,7 +126,10 @@ class ServerMemory:
         Raises InputError if none fits, ValueError if an argument is no whole number from 1 on."""
         _whole("blocks", block_tokens=block_tokens, tokens=tokens, rows=rows)
         free = self._free_bytes(rule or KvMemory(), tokens, rows)
-        limit = self.units or blocks_in(free, self.model, block_tokens)
+        if self.model.kv_bytes_per_token == 0.0:
+            # A block is a state, and no sequence takes a second one.
+            block_tokens = max(1, self.longest)
+        limit = self.units or floor(free / block_bytes(self.model, block_tokens))
         if limit < 1:
             device = self.hardware.name
             raise InputError(
@@ -117,7 +137,9 @@ class ServerMemory:
                 if free <= 0.0
                 else f"the {free / 1e9:.3f} GB that are left hold no KV block"
             )
-        return Room(limit, self.longest, block_tokens, tokens, rows)
+        state = state_blocks(self.model, block_tokens)
+        has_states = self.model.state_bytes_per_sequence > 0.0
+        return Room(limit, self.longest, block_tokens, tokens, rows, state, has_states)
 
     def _free_bytes(self, rule: KvMemory, tokens: int, rows: int) -> float:
         return room_bytes(rule, self.share or rule.share, self.hardware, self.model, tokens, rows)
@@ -148,6 +170,27 @@ def room_bytes(
     if memory.share_of == "free":
         return share * (hardware.memory_bytes - driver) - taken
     return share * (hardware.memory_bytes - driver - taken)
+
+
+def block_bytes(model: ServedDecoder, block_tokens: int) -> float:
+    """Returns the bytes of a block of a rank: its tokens' KV or, of a model without KV, the states of one
+    sequence."""
+    return model.kv_bytes_per_token * block_tokens or model.state_bytes_per_sequence
+
+
+def state_blocks(model: ServedDecoder, block_tokens: int) -> int:
+    """Returns how many blocks the states of a sequence take beside those of its tokens; 0 where blocks are
+    states."""
+    if model.kv_bytes_per_token == 0.0:
+        return 0
+    return ceil(model.state_bytes_per_sequence / block_bytes(model, block_tokens))
+
+
+def held_bytes(room: Room, model: ServedDecoder) -> float:
+    """Returns the bytes of a rank that a server's room takes."""
+    if room.block_tokens is None:
+        return room.kv_tokens * model.kv_bytes_per_token
+    return room.limit * block_bytes(model, room.block_tokens)
 
 
 def blocks_in(room: float, model: ServedDecoder, block_tokens: int) -> int:

@@ -12,6 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal, Protocol
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from simcore.input.fields import FieldError, Many, Strict
+from simcore.input.files import InputError
 from simcore.machine.machine import MAIN, Machine, Overheads, Program
 from simcore.models.served_decoder import ServedDecoder
 from simcore.schedules.concurrent_instances import concurrent_instances, instance_stream
@@ -237,6 +238,9 @@ class ContinuousBatching(Strict):
     def room(self, memory: ServerMemory) -> Room:
         tokens = self.token_budget[0]
         rows = min(tokens, self.max_sequences[0])
+        if self.prefix_caching and memory.model.state_bytes_per_sequence:
+            name = memory.model.config.name
+            raise InputError(f"prefix_caching: is true, and {name} has states, which blocks of a prefix lack")
         return memory.blocks(self.block_tokens, tokens=tokens, rows=rows, rule=self.memory)
 
     def program(self, m: Machine, model: ServedDecoder, journal: Journal, room: Room) -> Program:
@@ -245,7 +249,7 @@ class ContinuousBatching(Strict):
             model,
             journal,
             blocks=room.limit,
-            block_tokens=self.block_tokens,
+            block_tokens=room.block_tokens or self.block_tokens,
             token_budget=self.token_budget[0],
             max_sequences=self.max_sequences[0],
             order=ORDERS[self.order[0]],
@@ -254,6 +258,7 @@ class ContinuousBatching(Strict):
             wait_tokens=self.wait_tokens,
             ahead=self.ahead,
             prefix_caching=self.prefix_caching,
+            state_blocks=room.state_blocks,
         )
 
 

@@ -323,6 +323,11 @@ def _rows(one: CaseResult, results: Sequence[CaseResult]) -> Iterator[Row]:
         yield Row(axes, "kv_tokens", room, "tokens", end, end, "KV cache of a server")
     else:
         yield Row(axes, "kv_tokens", None, "tokens", source="the servers' KV caches differ")
+    if any(room.states for room in one.rooms):
+        text = "each as long as the longest request, with its states"
+        held = float(min(room.sequences for room in one.rooms))
+        end = held if count > 1 else None
+        yield Row(axes, "sequences_held", held, "", end, end, text)
     source = f"95 % interval over {count} replicas" if count > 1 else "one replica"
     for name, (value, low, high) in over_replicas(one.replicas).items():
         unit = one.replicas[0][name][1]
