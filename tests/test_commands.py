@@ -259,7 +259,14 @@ def test_what_no_engine_runs_says_so_plainly() -> None:
 def test_models_of_the_catalogue_have_their_names_on_hugging_face(tmp_path: Path) -> None:
     found = {name: model_name(name) for name in model_names()}
     # Those whose weights nobody published, or that no engine serves.
-    unknown = ["decoder-85m", "hybrid-8b", "tiny-llama", "toy-retnet-1.3b", "transnormerllm-7b"]
+    unknown = [
+        "decoder-85m",
+        "hybrid-8b",
+        "tiny-hybrid",
+        "tiny-llama",
+        "toy-retnet-1.3b",
+        "transnormerllm-7b",
+    ]
     assert [name for name, there in found.items() if there is None] == unknown
     assert (found["codellama-34b"], found["phi-4"]) == ("codellama/CodeLlama-34b-hf", "microsoft/phi-4")
     for given, there in [

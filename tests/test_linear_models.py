@@ -221,6 +221,11 @@ def test_ranks_share_heads_and_states(config: DecoderConfig, style: Style) -> No
     )
 
 
+def test_a_norm_over_all_heads_takes_one_rank() -> None:
+    at_once = "toy norms the outputs of all heads at once, which 2 ranks do not"
+    assert (why_not(read(TRANSNORMER), 1), why_not(read(TRANSNORMER), 2)) == (None, at_once)
+
+
 def test_graphs_of_one_layer_for_all_are_refused_where_layers_differ() -> None:
     for name in ("before", "attend", "after", "between"):
         with pytest.raises(ModelError, match="mixed: its layers differ; only token_step has them all"):

@@ -12,6 +12,7 @@ from simcore.kernels.linear_attention.causal_dot_product import causal_dot_produ
 from simcore.kernels.linear_attention.dispatch import by_tensors, step_by_tensors
 from simcore.kernels.linear_attention.fleet import fleet
 from simcore.kernels.linear_attention.inputs import inputs, step_inputs
+from simcore.kernels.linear_attention.layer import LAYER
 from simcore.kernels.linear_attention.lightning import lightning
 from simcore.kernels.linear_attention.recursion import recursion
 from simcore.kernels.linear_attention.step import step
@@ -30,4 +31,5 @@ LINEAR_ATTENTION: Mapping[str, Kernel] = {
     "linear_attention_fleet": Kernel(by_tensors("fleet", fleet), fleet, inputs),
     "linear_attention_fleet_torch": Kernel(fleet, fleet, inputs),
     "linear_attention_step": Kernel(step_by_tensors, step, step_inputs),
+    **LAYER,
 }

@@ -68,9 +68,8 @@ def why_not(config: DecoderConfig, ranks: int) -> str | None:
     """
     if config.q_heads % ranks:
         return f"{config.name} has {config.q_heads} heads, which {ranks} ranks do not divide"
-    if config.linear and (config.linear.heads % ranks or config.linear.kv_heads % ranks):
-        kv = config.linear.kv_heads
-        return f"{config.name} has {kv} KV heads with a state, which {ranks} ranks do not divide"
+    if config.linear and (reason := _why_not_linear(config.name, config.linear, ranks)):
+        return reason
     if max(config.kv_heads, ranks) % min(config.kv_heads, ranks):
         kv = config.kv_heads
         return f"{config.name} has {kv} KV heads, which can be neither split nor repeated over {ranks} ranks"
@@ -78,6 +77,14 @@ def why_not(config: DecoderConfig, ranks: int) -> str | None:
         return f"{config.name} has {config.intermediate} MLP columns, which {ranks} ranks do not divide"
     if config.hidden % ranks:
         return f"{config.name} has hidden size {config.hidden}, which {ranks} ranks do not divide"
+    return None
+
+
+def _why_not_linear(name: str, linear: LinearMixer, ranks: int) -> str | None:
+    if linear.norm == "layer" and ranks > 1:
+        return f"{name} norms the outputs of all heads at once, which {ranks} ranks do not"
+    if linear.heads % ranks or linear.kv_heads % ranks:
+        return f"{name} has {linear.kv_heads} KV heads with a state, which {ranks} ranks do not divide"
     return None
 
 

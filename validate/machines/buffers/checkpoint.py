@@ -98,6 +98,8 @@ def read_checkpoint(config: DecoderConfig, device: torch.device | str) -> WholeW
     key or tensor, for those of another architecture, and where safetensors is not installed."""
     directory = config.weights
     assert directory is not None
+    if config.linear is not None:
+        raise InputError(f"{directory / CONFIG}: weights of models with states are not read")
     if importlib.util.find_spec("safetensors") is None:
         raise InputError(f"{directory}: needs safetensors: pip install 'simcore[kernels]'")
     given, _ = text_of(config.name, read_json(directory / CONFIG))

@@ -23,9 +23,11 @@ from simcore.kernels.decoder.rotary import angles
 from simcore.machine import mesh as layout
 from simcore.models.decoder import TENSOR, Decoder, Dtypes, Style
 from simcore.models.decoder_config import DecoderConfig
+from simcore.models.mixers import STATEFUL
 from simcore.models.served_decoder import ServedDecoder
 from simcore.ops.op import Op, Publication, Size
 from simcore.validate.machines.buffers.checkpoint import read_checkpoint
+from simcore.validate.machines.buffers.linear import LinearPart, normal_states
 from simcore.validate.machines.buffers.whole_weights import CONSTANTS, Constants, Matrices, drawn, normal
 from simcore.validate.machines.state import State, run_kernel, torch_dtype
 
@@ -97,12 +99,22 @@ def kv_heads_of(config: DecoderConfig, part: int, parts: int) -> slice:
 
 
 def _layer_of(
-    whole: Matrices, config: DecoderConfig, dtypes: Dtypes, part: int, parts: int, style: Style
+    whole: Matrices,
+    config: DecoderConfig,
+    dtypes: Dtypes,
+    part: int,
+    parts: int,
+    style: Style,
+    *,
+    linear: bool = False,
 ) -> Matrices:
-    """Returns one rank's slice of a layer's matrices."""
+    """Returns one rank's slice of a layer's matrices; `linear`: of linear attention."""
     heads, d = kv_heads_of(config, part, parts), config.head_dim
     kv = slice(heads.start * d, heads.stop * d)
     qkv = torch.cat((_columns(whole["q"], part, parts), whole["k"][:, kv], whole["v"][:, kv]), 1)
+    if linear:
+        names = ("q", "k", "v", "gate_heads")
+        qkv = torch.cat([_columns(whole[name], part, parts) for name in names if name in whole], 1)
     gathers_heads = style == "fused_gather" and parts > 1
     rows = _columns(whole["o"].T, part, parts).T
     found: Matrices = {
@@ -165,9 +177,10 @@ def shards(
     ]
     layers: list[list[Matrices]] = [[] for _ in range(parts)]
     for number in range(config.layers):
-        whole = source.layer(number)
+        whole, linear = source.layer(number), config.layer_mixers[number] in STATEFUL
         for part, place in enumerate(places):
-            layers[part].append(moved(_layer_of(whole, config, dtypes, part, parts, style), place))
+            own = _layer_of(whole, config, dtypes, part, parts, style, linear=linear)
+            layers[part].append(moved(own, place))
     return [Weights(tuple(layers[part]), outside[part], source.constants) for part in range(parts)]
 
 
@@ -213,6 +226,8 @@ class Body:
             "norm": self._norm,
             "matmul": self._multiply,
             "activation": self._activate,
+            "silu": self._silu,
+            "product": self._product,
             "residual": self._add,
             "sample": self._choose,
         }[op.kind](op)
@@ -241,14 +256,26 @@ class Body:
             rows = run_kernel(op, normed.reshape(-1, d), gains, self.weights.constants.eps)
             normed.copy_(rows.view(normed.shape))
             return
+        if op.name == "heads_norm":
+            heads = self.buffers["heads"]
+            rows = heads.reshape(-1, op["hidden"])
+            gain = torch.ones(op["hidden"], dtype=rows.dtype, device=rows.device)
+            self.buffers["heads"] = run_kernel(op, rows, gain, self.weights.constants.eps).view(heads.shape)
+            return
         x = self.buffers["gathered" if self.scattered else "x"]
         if op.name == "head_norm":
-            # Only of rows that get a next token.
-            x = x[-op["tokens"] :] if self.last_rows is None else x[self.last_rows]
+            x = self._ending(x, op["tokens"])
         self.buffers["normed"] = run_kernel(op, x, self._weight(op.name), self.weights.constants.eps)
 
+    def _ending(self, x: Tensor, rows: int) -> Tensor:
+        """Returns the rows that get a next token."""
+        return x[-rows:] if self.last_rows is None else x[self.last_rows]
+
     def _multiply(self, op: Op) -> None:
-        y = run_kernel(op, self.buffers[READS.get(op.name, "normed")], self._weight(op.name))
+        x = self.buffers[READS.get(op.name, "normed")]
+        if op.name == "lm_head" and not self.config.final_norm:
+            x = self._ending(self.buffers["gathered" if self.scattered else "x"], op["m"])
+        y = run_kernel(op, x, self._weight(op.name))
         y, parallel = y.to(self.activation), self.config.parallel_residual
         if op.name == "lm_head":
             # Columns beyond the vocabulary are never chosen.
@@ -262,7 +289,44 @@ class Body:
         self.buffers[WRITES.get(op.name, op.name)] = y
 
     def _activate(self, op: Op) -> None:
+        if op.name == "heads_gate":
+            self.buffers["heads"] = run_kernel(op, self._gate(), self.buffers["heads"])
+            return
         self.buffers["inner"] = run_kernel(op, *mlp_inputs(self.buffers))
+
+    @property
+    def linear(self) -> LinearPart:
+        """The linear attention of layers that have it, with this rank's heads."""
+        return LinearPart(self.config, self.part, self.parts)
+
+    def _gate(self) -> Tensor:
+        return self.linear.split(self.buffers["qkv"])[2].contiguous()
+
+    def _silu(self, op: Op) -> None:
+        qk = self.linear.split(self.buffers["qkv"])[0]
+        self.buffers["qk"] = run_kernel(op, qk.flatten(1)).view(qk.shape)
+
+    def _product(self, op: Op) -> None:
+        if op.name == "heads_gate":
+            self.buffers["heads"] = run_kernel(op, self._gate(), self.buffers["heads"])
+            return
+        self.buffers["inner"] = run_kernel(op, *mlp_inputs(self.buffers))
+
+    def turn_linear(self, op: Op, cos: Tensor, sin: Tensor) -> None:
+        """Turns q and k of a layer of linear attention by the angles of each row [rows, key_dim // 2]."""
+        qk, _, _, both = self.linear.split(self.buffers["qkv"])
+        q, k, _ = run_kernel(op, both, cos, sin)
+        self.buffers["qk"] = torch.cat((q, k), 1).view(qk.shape)
+
+    def widen_linear(self, op: Op, positions: Tensor) -> None:
+        """Makes q and k of the rows at these positions twice as wide."""
+        qk = self.buffers["qk"]
+        self.buffers["qk"] = run_kernel(op, qk, *self.linear.angles(positions, qk.dtype))
+
+    def linear_operands(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Returns q, k [rows, heads, rank] and v [rows, heads, dim] of a layer of linear attention."""
+        linear = self.linear
+        return linear.operands(self.buffers["qk"], linear.split(self.buffers["qkv"])[1])
 
     def _add(self, op: Op) -> None:
         run_kernel(op, self.buffers["y"], self.buffers["x"])
@@ -317,7 +381,8 @@ class _Speculated(NamedTuple):
 class DecoderState(State):
     """One rank's buffers for the graphs of `simcore.models.decoder.Decoder`.
 
-    `k`, `v`: [layers] of [batch, kv_heads, capacity, head_dim]; `start`: the position of the first token.
+    `k`, `v`: [layers] of [batch, kv_heads, capacity, head_dim]; `start`: the position of the first token;
+    `states`: of the layers of linear attention, [layers] of [batch, heads, rank, dim].
     `chosen`: ids [batch] by token, if this rank chose them; `errors`: ||speculated - exact|| / ||exact|| by
     token and layer, the largest over the sequences; `attended_exactly`: whether this rank computed the last
     speculative attention (False: skipped it), `attended_exactly_at`: the same by token, when its id was
@@ -333,6 +398,7 @@ class DecoderState(State):
     v: list[Tensor]
     start: int
     first: str
+    states: list[Tensor] = field(default_factory=list)
     chosen: dict[int, Tensor] = field(default_factory=dict)
     errors: dict[tuple[int, int], float] = field(default_factory=dict)
     attended_exactly: bool = False
@@ -358,8 +424,10 @@ class DecoderState(State):
         """Runs a local op."""
         own: dict[str, Callable[[Op], None]] = {
             "rotary": self._turn,
+            "lrpe": self._widen,
             "kv_append": self._append,
             "decode_attention": self._attend,
+            "linear_attention_decode": self._mix,
             "speculative_attention": self._speculate,
             "receive_speculation": self._receive,
         }
@@ -385,8 +453,19 @@ class DecoderState(State):
     def _turn(self, op: Op) -> None:
         batch = op["tokens"]
         cos, sin = self.body.angles.of(self._position, 1)
+        if self.states and self.body.linear.stateful(self.body.layer):
+            self.body.turn_linear(op, cos.expand(batch, -1), sin.expand(batch, -1))
+            return
         qkv = self.body.buffers["qkv"]
         self._new = run_kernel(op, qkv, cos.expand(batch, -1), sin.expand(batch, -1))
+
+    def _widen(self, op: Op) -> None:
+        self.body.widen_linear(op, torch.tensor([self._position]).expand(op["tokens"]))
+
+    def _mix(self, op: Op) -> None:
+        state = self.states[self.body.layer]
+        decay = self.body.linear.decay(self.body.layer, state.device)
+        self._set_heads(run_kernel(op, *self.body.linear_operands(), state, decay))
 
     def _append(self, op: Op) -> None:
         _, k, v = self._new
@@ -534,8 +613,12 @@ def beginning(
     parts = [layout.coordinate(mesh, rank, TENSOR) for rank in range(prod(mesh.values()))]
     ranks = [kv_heads_of(config, part, model.ranks) for part in parts]
     caches: list[Caches] = [([], []) for _ in ranks]
-    for _ in range(config.layers):
+    for mixer in config.layer_mixers:
         for which in range(2):
+            if mixer in STATEFUL:
+                for cache, device in zip(caches, devices, strict=True):
+                    cache[which].append(torch.zeros(0, dtype=dtype, device=device))
+                continue
             for cache, heads, device in zip(caches, ranks, devices, strict=True):
                 shape = (batch, heads.stop - heads.start, context + tokens, config.head_dim)
                 cache[which].append(torch.zeros(shape, dtype=dtype, device=device))
@@ -567,4 +650,19 @@ def decoder_states(
             own = body._own(x) if body.scattered else x.clone()
             body.buffers["x"] = own.to(body.activation)
     first = "embedding" if model.outside else "attn_norm"
-    return [DecoderState(body, k, v, context - 1, first) for body, (k, v) in zip(ranks, caches, strict=True)]
+    return [
+        DecoderState(body, k, v, context - 1, first, _drawn_states(body, model, seed))
+        for body, (k, v) in zip(ranks, caches, strict=True)
+    ]
+
+
+def _drawn_states(body: Body, model: Decoder, seed: int) -> list[Tensor]:
+    """Returns the states of one rank, random by a seed: slices of whole ones, as with any number of ranks."""
+    assert isinstance(model.batch, int)
+    whole = LinearPart(model.config, 0, 1).states(model.batch, body.activation)
+    normal_states(whole, torch.Generator().manual_seed(seed + 2))
+    if body.parts == 1:
+        return whole
+    return [
+        state.chunk(body.parts, 1)[body.part].contiguous() if state.dim() > 1 else state for state in whole
+    ]

@@ -26,6 +26,7 @@ from simcore.models.decoder_config import DecoderConfig
 from simcore.models.served_decoder import ServedDecoder
 from simcore.ops.op import Op, prompts
 from simcore.validate.machines.buffers.decoder import Body, Weights, bodies, check_ranks
+from simcore.validate.machines.buffers.linear import normal_states
 from simcore.validate.machines.state import State, run_kernel, torch_dtype
 from simcore.workload.requests import Batch, Request, own_text
 
@@ -99,12 +100,13 @@ def check_totals(batch: Batch, sizes: Mapping[str, int]) -> None:
 @dataclass(slots=True, eq=False)
 class Held:
     """A request's tokens, and their K and V [layers, 2, capacity, kv_heads, head_dim], of which `cached` are
-    there."""
+    there; `states`: after them, of layers of linear attention, [layers] of [1, heads, rank, dim]."""
 
     request: Request
     tokens: list[int]
     kv: Tensor
     cached: int = 0
+    states: Sequence[Tensor] = ()
 
     def keys_values(self, layer: int, last: int) -> Sequence[Tensor]:
         """Returns views of a layer's K and V of the first `last` tokens, [last, kv_heads, head_dim] each."""
@@ -161,6 +163,10 @@ class ServedState(State):
         self._prompts, self._decoding = [], []
         for request, tokens, first in batch.prompts:
             held, last = self._of(request, first, first + tokens), first + tokens
+            if first == 0:
+                # Of a new request, or of one that was preempted: it begins without a state.
+                for state in held.states:
+                    state.zero_()
             # A sequence of no request has no end.
             ends = last == len(held.tokens) and request.id >= 0
             self._prompts.append(Part(held, slice(rows, rows + tokens), first, last, ends))
@@ -202,7 +208,8 @@ class ServedState(State):
         held = self._held.get(request.id)
         if held is None:
             room = self._room(max(last, request.prompt_tokens + request.max_tokens))
-            held = self._held[request.id] = Held(request, self._prompt_of(request), room)
+            states = self.body.linear.states(1, self.body.activation)
+            held = self._held[request.id] = Held(request, self._prompt_of(request), room, states=states)
             if self.shared_text:
                 for text in (own_text(request.id), *(text for text, _ in request.content)):
                     self._with_text.setdefault(text, []).append(held)
@@ -244,6 +251,7 @@ class ServedState(State):
         else:
             generator = torch.Generator().manual_seed(self.seed)
             missing.copy_(torch.randn(missing.shape, generator=generator))
+            normal_states(held.states, generator)
 
     # -- ops -------------------------------------------------------------------------------------------------
 
@@ -252,6 +260,10 @@ class ServedState(State):
         own: dict[str, Callable[[Op], None]] = {
             "embedding": self._embed,
             "rotary": self._turn,
+            "silu": self._silu,
+            "lrpe": self._widen,
+            "linear_attention_decode": self._mix_decoding,
+            "linear_attention_prompts": self._mix_prompts,
             "kv_append": self._append,
             "paged_attention": self._attend_paged,
             "prefill_attention": self._attend_prompts,
@@ -278,9 +290,51 @@ class ServedState(State):
 
     def _turn(self, op: Op) -> None:
         cos, sin = self.body.angles.of(0, max(self._at) + 1)
+        if self._stateful:
+            self.body.turn_linear(op, cos[self._at], sin[self._at])
+            self._empty_heads()
+            return
         self._new = run_kernel(op, self.body.buffers["qkv"], cos[self._at], sin[self._at])
         # The attentions of this layer fill it: first the rows of prompts, then those of decoding sequences.
         self.body.buffers["heads"] = torch.zeros_like(self._new[0]).flatten(1)
+
+    @property
+    def _stateful(self) -> bool:
+        return self.body.config.linear is not None and self.body.linear.stateful(self.body.layer)
+
+    def _empty_heads(self) -> None:
+        """Makes room for the outputs of this layer: of prompts, then of decoding sequences."""
+        _, _, v = self.body.linear_operands()
+        self.body.buffers["heads"] = torch.zeros_like(v).flatten(1)
+
+    def _silu(self, op: Op) -> None:
+        self.body.execute(op)
+        self._empty_heads()
+
+    def _widen(self, op: Op) -> None:
+        self.body.widen_linear(op, torch.tensor(self._at))
+
+    def _mix_prompts(self, op: Op) -> None:
+        now = torch.tensor([part.last - part.first for part in self._prompts])
+        self._mix(op, self._prompts, [part.held.states[self.body.layer][0] for part in self._prompts], now)
+
+    def _mix_decoding(self, op: Op) -> None:
+        own = [part.held.states[self.body.layer] for part in self._decoding]
+        if own:
+            together = torch.cat(own)
+            self._mix(op, self._decoding, together)
+            for state, after in zip(own, together, strict=True):
+                state.copy_(after)
+
+    def _mix(self, op: Op, parts: Sequence[Part], states: Tensor | list[Tensor], *lengths: Tensor) -> None:
+        """Mixes the rows of some requests with their states."""
+        if not parts:
+            return
+        rows = slice(parts[0].rows.start, parts[-1].rows.stop)
+        operands = [x[rows] for x in self.body.linear_operands()]
+        decay = self.body.linear.decay(self.body.layer, operands[0].device)
+        out = run_kernel(op, *operands, states, *lengths, decay)
+        self.body.buffers["heads"][rows] = out.flatten(1).to(self.body.activation)
 
     def _append(self, op: Op) -> None:
         self._check(op["tokens"], "appends")

@@ -1,6 +1,7 @@
 """The whole weights of a decoder, before they are cut for its ranks, random by a seed.
 
     in a layer        q, k, v, o, gate, up, down [in, out]; attn_norm, mlp_norm; q_gain, k_gain [head_dim]
+                      of linear attention also gate_heads, the gate of its outputs
     outside layers    embedding [vocab, hidden]; head_norm; lm_head [hidden, vocab]
 
 `checkpoint` reads the same from files.
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from simcore.kernels.decoder.norm import EPS
 from simcore.models.decoder_config import DecoderConfig
+from simcore.models.mixers import FULL
 
 Matrices = dict[str, Tensor]
 
@@ -50,18 +52,30 @@ def normal(generator: torch.Generator, *size: int, scale: float) -> Tensor:
     return drawn.mul_(scale)
 
 
-def layer_sizes(config: DecoderConfig) -> dict[str, tuple[int, int]]:
-    """Returns the sizes (in, out) of the matrices of a whole layer, q, k, v apart."""
-    hidden, d, inner = config.hidden, config.head_dim, config.intermediate
-    sizes = {
-        "q": (hidden, config.q_heads * d),
-        "k": (hidden, config.kv_heads * d),
-        "v": (hidden, config.kv_heads * d),
-        "o": (config.q_heads * d, hidden),
-        "up": (hidden, inner),
-        "down": (inner, hidden),
-    }
+def layer_sizes(config: DecoderConfig, mixer: str = FULL) -> dict[str, tuple[int, int]]:
+    """Returns the sizes (in, out) of the matrices of a whole layer with such a mixer, q, k, v apart."""
+    hidden, inner = config.hidden, config.intermediate
+    sizes = {**_mixer_sizes(config, mixer), "up": (hidden, inner), "down": (inner, hidden)}
     return sizes | ({"gate": (hidden, inner)} if config.gated else {})
+
+
+def _mixer_sizes(config: DecoderConfig, mixer: str) -> dict[str, tuple[int, int]]:
+    hidden, d, own = config.hidden, config.head_dim, config.linear
+    if mixer == FULL or own is None:
+        return {
+            "q": (hidden, config.q_heads * d),
+            "k": (hidden, config.kv_heads * d),
+            "v": (hidden, config.kv_heads * d),
+            "o": (config.q_heads * d, hidden),
+        }
+    out = own.heads * own.value_dim
+    return {
+        "q": (hidden, own.heads * own.key_dim),
+        "k": (hidden, own.kv_heads * own.key_dim),
+        "v": (hidden, own.kv_heads * own.value_dim),
+        **({"gate_heads": (hidden, out)} if own.gated else {}),
+        "o": (out, hidden),
+    }
 
 
 def _gain(generator: torch.Generator, size: int) -> Tensor:
@@ -85,11 +99,10 @@ class _Drawn:
         return {"embedding": table, "head_norm": gain, "lm_head": head * config.hidden**-0.5}
 
     def layer(self, number: int) -> Matrices:
-        del number
         hidden, d = self.config.hidden, self.config.head_dim
         found = {
             name: normal(self.generator, *size, scale=size[0] ** -0.5)
-            for name, size in layer_sizes(self.config).items()
+            for name, size in layer_sizes(self.config, self.config.layer_mixers[number]).items()
         }
         gains = {"attn_norm": hidden, "mlp_norm": hidden, "q_gain": d, "k_gain": d}
         return found | {name: _gain(self.generator, size) for name, size in gains.items()}
