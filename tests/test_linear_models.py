@@ -232,7 +232,10 @@ def test_graphs_of_one_layer_for_all_are_refused_where_layers_differ() -> None:
             getattr(Decoder(MIXED), name)
     model = Decoder(TOY)
     layer = (*model.before.ops, *model.attend.ops, *model.after.ops)
-    assert model.token_step.ops == (*model.embed.ops, *layer * 3, *model.head.ops)
+    whole = tuple(each.without_place for each in model.token_step.ops)
+    assert whole == (*model.embed.ops, *layer * 3, *model.head.ops)
+    # Positions are of the context all the same.
+    assert (model.token_step.needs, model.token_step.reads) == ({"context"}, frozenset())
 
 
 def test_layers_of_the_three_shapes() -> None:

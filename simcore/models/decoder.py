@@ -204,7 +204,10 @@ class Decoder:
             return replace(step + self.head, name="token_step")
         layers = {mixer: self.layer(mixer) for mixer in {*self.config.layer_mixers}}
         whole = [op for mixer in self.config.layer_mixers for op in layers[mixer]]
-        return Graph("token_step", (*self.embed.ops, *whole, *self.head.ops))
+        # Positions are of the context, also where nothing attends over it: it is no part of a price.
+        first = tuple(ops.placed(op, position=CONTEXT) for op in self.embed.ops)
+        begin = self.embed.ops if self.config.attention_layers else first
+        return Graph("token_step", (*begin, *whole, *self.head.ops))
 
     def layer(self, mixer: str, mixing: tuple[Op, ...] | None = None) -> tuple[Op, ...]:
         """The ops of a layer with such a mixer; `mixing` takes the place of its attention's op."""

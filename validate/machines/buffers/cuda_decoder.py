@@ -30,8 +30,10 @@ from simcore.kernels.decoder.token import note
 from simcore.kernels.streams import current_gate, shared
 from simcore.machine import mesh as layout
 from simcore.models.decoder import GROUP, SPECULATED, TENSOR, Decoder, Dtypes
+from simcore.models.mixers import FULL, STATEFUL
 from simcore.models.served_decoder import ServedDecoder
 from simcore.ops.op import Graph, Op
+from simcore.validate.machines.buffers.cuda_linear import CardLinear
 from simcore.validate.machines.buffers.decoder import (
     READS,
     WRITES,
@@ -42,6 +44,7 @@ from simcore.validate.machines.buffers.decoder import (
     layer_after,
     mlp_inputs,
     shards,
+    states_of,
     together,
 )
 from simcore.validate.machines.buffers.meeting import Meeting, Waiting, meeting
@@ -61,8 +64,10 @@ def _buffers(model: Decoder, weights: Weights, device: torch.device | str) -> di
     """Returns the activations of one rank by the op that reads them next. x and y [batch, hidden]; turned
     [batch, q_heads + kv_heads, d], the rotated q and k of qkv; gate_up, or gate and up; ids int64 [batch]."""
     config, layer = model.config, weights.layers[0]
-    heads, wide = config.q_heads // model.ranks, layer["qkv"].shape[1]
-    kv_heads = (wide // config.head_dim - heads) // 2
+    heads = config.q_heads // model.ranks
+    attends = [own for own, mixer in zip(weights.layers, config.layer_mixers, strict=True) if mixer == FULL]
+    wide = attends[0]["qkv"].shape[1] if attends else 0
+    kv_heads = max(0, (wide // config.head_dim - heads) // 2)
     sizes: dict[str, tuple[int, ...]] = {
         **dict.fromkeys(("x", "normed", "y"), (config.hidden,)),
         "qkv": (wide,),
@@ -98,16 +103,22 @@ class CardDecoderState(CardState):
         x: Tensor | None = None,
         meeting: Meeting | None = None,
         pairing: tuple[Pairing, int] | None = None,
+        *,
+        capacity: int,
+        states: Sequence[Tensor] = (),
     ) -> None:
         self.model, self.config, self.weights, self.part = model, model.config, weights, part
         self.k, self.v, self.first, self.layer = k, v, first, 0
-        capacity = k[0].shape[2]
         self.device = device = k[0].device
         self._meeting, self.joined = meeting, meeting is not None or pairing is not None
         who = f"a rank with part {part} on {device}"
         self._waiting = Waiting(torch.zeros(1, dtype=torch.int32, device=device), who)
         self.lengths = torch.zeros(len(ids), dtype=torch.int32, device=device)
         self.buffers = _buffers(model, weights, device)
+        self.linear: CardLinear | None = None
+        if model.config.linear is not None:
+            act = torch_dtype(model.dtypes.activation)
+            self.linear = CardLinear(model.config, part, model.ranks, len(ids), act, states, device)
         self.chosen = torch.zeros(capacity - first, len(ids), dtype=torch.int64, device=device)
         self._speculating = None if pairing is None else self._speculation(*pairing)
         if meeting is not None:
@@ -134,6 +145,10 @@ class CardDecoderState(CardState):
             "exchange_priority": self._exchange,
             "speculative_attention": self._speculate,
             "receive_speculation": self._receive,
+            "linear_attention_decode": self._mix,
+            "silu": self._mix,
+            "lrpe": self._mix,
+            "product": self._product,
         }
         self.reset()
 
@@ -149,6 +164,8 @@ class CardDecoderState(CardState):
         if self._stream is not None:
             self.buffers["x"].copy_(self._stream)
         self.chosen.fill_(-1)
+        if self.linear is not None:
+            self.linear.reset()
 
     def begin_run(self, *, rehearsal: bool, error: Tensor, code: Callable[[str], int]) -> None:
         """Prepares the rank's part of meetings; the first rank of each empties what all send through."""
@@ -293,9 +310,37 @@ class CardDecoderState(CardState):
         else:
             move(table[ids], x, gate=gate)
 
+    @property
+    def _stateful(self) -> bool:
+        """Whether the current layer is of linear attention."""
+        return self.config.linear is not None and self.config.layer_mixers[self.layer] in STATEFUL
+
+    def _own(self, op: Op, gate: Tensor | None) -> CardLinear:
+        if self.linear is None or gate is not None:
+            raise ValueError(f"--on cuda: {op.kind} {op.name} reads no gate")
+        return self.linear
+
+    def _mix(self, op: Op, gate: Tensor | None) -> None:
+        own = self._own(op, gate)
+        if op.kind == "silu":
+            own.silu(op)
+        elif op.kind == "lrpe":
+            own.widen(op, self.lengths)
+        else:
+            own.mix(op, self.layer)
+
+    def _product(self, op: Op, gate: Tensor | None) -> None:
+        own = self._own(op, gate)
+        if op.name == "heads_gate":
+            own.gate(op)
+        else:
+            torch.mul(*mlp_inputs(self.buffers), out=self.buffers["inner"])
+
     def _norm(self, op: Op, gate: Tensor | None) -> None:
         if op.name == "qk_norm":
             self._norm_heads(gate)
+        elif op.name == "heads_norm":
+            self._own(op, gate).norm(op, self.weights.constants.eps)
         else:
             x, eps = self.buffers["x"], self.weights.constants.eps
             norm(x, self._weight(op.name), eps=eps, gate=gate, out=self.buffers["normed"])
@@ -314,6 +359,12 @@ class CardDecoderState(CardState):
     def _multiply(self, op: Op, gate: Tensor | None) -> None:
         source = self.buffers[READS.get(op.name, "normed")]
         target, weight = self.buffers[WRITES.get(op.name, op.name)], self._weight(op.name)
+        if op.name == "lm_head" and not self.config.final_norm:
+            source = self.buffers["x"]
+        if op.name == "qkv" and self._stateful:
+            target = self._own(op, gate).projected
+        elif op.name == "o" and self._stateful:
+            source = self._own(op, gate).heads
         if op.name == "down" and self.config.parallel_residual:
             # Adds the MLP's output to the attention's.
             residual(product(source, weight, gate=gate, in_step=True), target, gate=gate)
@@ -328,6 +379,9 @@ class CardDecoderState(CardState):
                 target[:, max(0, columns) :].fill_(-torch.inf)
 
     def _turn(self, op: Op, gate: Tensor | None) -> None:
+        if self._stateful:
+            self._own(op, gate).turn(op, self._angles, self.lengths)
+            return
         rotary(
             self.buffers["qkv"], *self._angles, q_heads=op["q_heads"], kv_heads=op["kv_heads"],
             lengths=self.lengths, gate=gate, out=self.buffers["turned"],
@@ -353,7 +407,9 @@ class CardDecoderState(CardState):
             move(made.flatten(1), self.buffers["heads"], gate=gate)
 
     def _activate(self, op: Op, gate: Tensor | None) -> None:
-        del op
+        if op.name == "heads_gate":
+            self._own(op, gate).gate(op)
+            return
         activation(*mlp_inputs(self.buffers), gate=gate, out=self.buffers["inner"])
 
     def _add(self, op: Op, gate: Tensor | None) -> None:
@@ -409,7 +465,19 @@ def card_decoder_states(
         for rank, part in enumerate(parts)
     ]
     return [
-        CardDecoderState(model, own[rank], part, k, v, context, ids, x, *meets)
+        CardDecoderState(
+            model,
+            own[rank],
+            part,
+            k,
+            v,
+            context,
+            ids,
+            x,
+            *meets,
+            capacity=context + tokens,
+            states=states_of(model, part, torch_dtype(model.dtypes.activation), seed),
+        )
         for rank, (part, (k, v), meets) in enumerate(zip(parts, caches, met, strict=True))
     ]
 

@@ -27,7 +27,7 @@ from simcore.models.mixers import STATEFUL
 from simcore.models.served_decoder import ServedDecoder
 from simcore.ops.op import Op, Publication, Size
 from simcore.validate.machines.buffers.checkpoint import read_checkpoint
-from simcore.validate.machines.buffers.linear import LinearPart, normal_states
+from simcore.validate.machines.buffers.linear import LinearPart, drawn_states
 from simcore.validate.machines.buffers.whole_weights import CONSTANTS, Constants, Matrices, drawn, normal
 from simcore.validate.machines.state import State, run_kernel, torch_dtype
 
@@ -651,18 +651,12 @@ def decoder_states(
             body.buffers["x"] = own.to(body.activation)
     first = "embedding" if model.outside else "attn_norm"
     return [
-        DecoderState(body, k, v, context - 1, first, _drawn_states(body, model, seed))
+        DecoderState(body, k, v, context - 1, first, states_of(model, body.part, body.activation, seed))
         for body, (k, v) in zip(ranks, caches, strict=True)
     ]
 
 
-def _drawn_states(body: Body, model: Decoder, seed: int) -> list[Tensor]:
-    """Returns the states of one rank, random by a seed: slices of whole ones, as with any number of ranks."""
+def states_of(model: Decoder, part: int, dtype: torch.dtype, seed: int) -> list[Tensor]:
+    """Returns the states of linear attention with which rank `part` of a decoder begins."""
     assert isinstance(model.batch, int)
-    whole = LinearPart(model.config, 0, 1).states(model.batch, body.activation)
-    normal_states(whole, torch.Generator().manual_seed(seed + 2))
-    if body.parts == 1:
-        return whole
-    return [
-        state.chunk(body.parts, 1)[body.part].contiguous() if state.dim() > 1 else state for state in whole
-    ]
+    return drawn_states(model.config, part, model.ranks, model.batch, dtype, seed)

@@ -95,6 +95,16 @@ class LinearPart:
         return self.config.layer_mixers[layer] == LRPE
 
 
+def drawn_states(
+    config: DecoderConfig, part: int, parts: int, batch: int, dtype: torch.dtype, seed: int
+) -> list[Tensor]:
+    """Returns the states of one rank before its first token, random by a seed: slices of the same whole ones
+    for any number of ranks."""
+    whole = LinearPart(config, 0, 1).states(batch, dtype)
+    normal_states(whole, torch.Generator().manual_seed(seed + 2))
+    return [state.chunk(parts, 1)[part].contiguous() if state.dim() > 1 else state for state in whole]
+
+
 def normal_states(states: Sequence[Tensor], generator: torch.Generator) -> None:
     """Fills states with random numbers, as sequences that nobody computed have them."""
     for state in states:
