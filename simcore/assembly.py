@@ -393,8 +393,11 @@ def _rival(where: str, scenario: DecodeScenario, hardware: Hardware) -> decode.B
         config = _model(where, scenario.rival_model)
     except InputError as error:
         raise InputError(str(error).replace(": model: ", ": rival_model: ", 1)) from None
-    if hardware.parts or hardware.measured:
-        raise InputError(f"{where}: rival_model: needs prices of single ops, on the simulated machine")
+    if hardware.measured:
+        # A real machine runs the first model alone.
+        return None
+    if hardware.parts:
+        raise InputError(f"{where}: rival_model: needs prices of single ops")
     if scenario.part == "layer":
         raise InputError(f"{where}: rival_model: is for part: model")
     dtypes = number_formats(scenario.dtype, scenario.dtypes, config)

@@ -16,12 +16,15 @@ from simcore.machine.machine import Program
 from simcore.models.decoder import Decoder, Dtypes
 from simcore.models.decoder_config import DecoderConfig
 from simcore.models.mixers import FULL, LINEAR, LRPE, LinearMixer, decays
+from simcore.models.operators import NOT_ATOMIC
+from simcore.models.prompt import PROMPT_METHODS, Prompt
 from simcore.models.served_decoder import ServedDecoder
 from simcore.ops import linear_layer
 from simcore.ops.op import Op
 from simcore.schedules.continuous_batching import continuous_batching
 from simcore.schedules.tensor_parallel import tensor_parallel
 from simcore.validate.machines.buffers.decoder import Weights, decoder_states, shards
+from simcore.validate.machines.buffers.prompts import prompt_state
 from simcore.validate.machines.buffers.served import prompt_ids, served_states
 from simcore.validate.machines.cpu.machine import TorchRun
 from simcore.workload.requests import END, REQUESTS, Journal, Request
@@ -237,6 +240,34 @@ def test_a_preempted_request_answers_as_if_it_never_was(config: DecoderConfig) -
     roomy = [Request(i, 0.0, 9, 14, 14) for i in range(3)]
     assert found == served(config, roomy, batching(16))
     assert sum(request.preemptions for request in roomy) == 0
+
+
+# -- prompts by method ---------------------------------------------------------------------------
+
+
+METHODS = [method for method in PROMPT_METHODS if method not in ("original", NOT_ATOMIC)]
+
+
+@MODELS
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_gives_a_plain_model_s_logits(config: DecoderConfig, method: str) -> None:
+    (weights,) = shards(config, F64, 1, "all_reduce", SEED)
+    prompt = Prompt(config, method, 2, 70, "fp64")
+    state = prompt_state(prompt, SEED)
+    for _ in range(2):
+        state.begin(None, {}, 0)
+        for op in prompt.op.parts:
+            state.execute(op)
+        logits = state.served.body.buffers["logits"]
+        for number in range(2):
+            ids = prompt_ids(Request(number, 0.0, 70, 1, 1), VOCAB, SEED).tolist()
+            expected = plain(config, weights, ids)
+            assert (logits[number] - expected).abs().max() <= 1e-9 * expected.abs().max()
+
+
+def test_a_model_s_published_code_does_not_run() -> None:
+    with pytest.raises(ValueError, match="published code is priced, and not run here"):
+        prompt_state(Prompt(RETNET, "original", 1, 8, "fp64"), SEED)
 
 
 # -- kernels -------------------------------------------------------------------------------------

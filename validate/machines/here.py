@@ -16,6 +16,7 @@ from simcore.kernels.table import TABLE
 from simcore.machine.trace import Trace
 from simcore.models.decoder import Decoder
 from simcore.models.long_convolution import LongConvolution
+from simcore.models.prompt import Prompt
 from simcore.models.served_decoder import ServedDecoder
 from simcore.ops.op import Op
 from simcore.scenario import Scenario
@@ -24,6 +25,7 @@ from simcore.studies.common import middle_first
 from simcore.validate.calibration.cpu import processor
 from simcore.validate.machines.buffers.decoder import Weights, decoder_states, shards
 from simcore.validate.machines.buffers.long_convolution import long_convolution_state
+from simcore.validate.machines.buffers.prompts import prompt_state
 from simcore.validate.machines.buffers.served import ServedState, served_states
 from simcore.validate.machines.cpu.machine import ONE_AFTER_ANOTHER, TorchRun, one_thread
 from simcore.validate.machines.processes import Apart, ProcessRun
@@ -69,6 +71,8 @@ def states(setup: Setup) -> Sequence[State]:
             return [long_convolution_state(model, seed=SEED, dtype=dtype, half_storage=half)]
         case Op():
             return [OperatorState(model)]
+        case Prompt():
+            return [prompt_state(model, SEED)]
         case _:
             raise TypeError(f"no buffers are known for a {type(model).__name__}")
 

@@ -175,7 +175,8 @@ class Bench:
         if case not in self.results:
             op, needed = self.op(case), self.memory_bytes(case)
             if needed <= self.device.memory_bytes:
-                runs = [self._launched(op, repr(case), _title(case)) for _ in range(self.device.repeats)]
+                model, repeats = self._model(case, op), range(self.device.repeats)
+                runs = [self._launched(op, model, repr(case), _title(case)) for _ in repeats]
                 # The median run comes first: its latency is the result, and a replay takes its op times.
                 self.results[case] = _result(middle_first(runs, lambda run: run.trace.end_s), op, needed)
             else:
@@ -192,12 +193,17 @@ class Bench:
 
     def trace(self, case: OperatorAxes) -> Trace:
         """Returns the trace of a case."""
-        return self._launched(self.op(case), "").trace
+        op = self.op(case)
+        return self._launched(op, self._model(case, op), "").trace
 
-    def _launched(self, op: Op, name: str, title: str = "") -> _Launched:
+    def _model(self, case: OperatorAxes, op: Op) -> object:
+        """Returns what a real machine computes with: a whole model's prompt, or the op alone."""
+        return self._prompt(case) if isinstance(self.scenario, PromptScenario) else op
+
+    def _launched(self, op: Op, model: object, name: str, title: str = "") -> _Launched:
         device, graph, begun_s = self.device, Graph(op.name, (op,)), list[float]()
         setup = Setup(
-            op,
+            model,
             device.price,
             device.roofline,
             device.overheads,

@@ -180,6 +180,11 @@ class ServedState(State):
         self._slot_tokens = most or 0
         self.body.last_rows = self._last_rows(rows, sizes)
 
+    def take_back_answers(self) -> None:
+        """Takes back what all requests were answered: their prompts are computed again."""
+        for held in self._held.values():
+            del held.tokens[held.request.prompt_tokens :]
+
     def _last_rows(self, rows: int, sizes: Mapping[str, int]) -> Tensor:
         """Returns the rows that get a next token, filled up to those of the launch by its last one."""
         found = [part.rows.stop - 1 for part in self._parts if part.ends]

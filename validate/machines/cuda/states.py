@@ -194,6 +194,9 @@ class CardStates:
         holds = setup.holds
         if setup.mesh.get(TENSOR, 1) != prod(setup.mesh.values()):
             raise InputError("--on cuda: devices: one server runs on a card")
+        if model.config.linear is not None:
+            name = model.config.name
+            raise InputError(f"--on cuda: model: {name} has states, which a card does not serve yet")
         with _refused("--on cuda: strategies"):
             weights = self.given or self._weights_of(model, 1, "decoder")[0][0]
             tokens, most = min(holds["kv_tokens"], holds["room_tokens"]), holds["step_rows"]

@@ -1,0 +1,65 @@
+"""The buffers of whole prompts through a model with states, by a method of computing its linear attention.
+
+    rows       batch prompts of `length` random ids, one after another
+    method     q, k, v as [batch, heads, length, ..]: the kernel of the op's kind, from states of zeros
+    others     as a step of a served model that computes these prompts whole
+
+Each launch computes the same prompts from the beginning.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from simcore.models.decoder import Dtypes
+from simcore.models.prompt import ORIGINAL, Prompt
+from simcore.models.served_decoder import ServedDecoder
+from simcore.ops.op import Op
+from simcore.validate.machines.buffers.served import ServedState, served_states
+from simcore.validate.machines.state import State, run_kernel
+from simcore.workload.requests import Batch, Request
+
+
+@dataclass(eq=False, repr=False)
+class PromptState(State):
+    """The buffers of one rank for the launches of `prompt.op`; `served`: those of its rows."""
+
+    prompt: Prompt
+    served: ServedState
+
+    def begin(self, batch: Any, sizes: Mapping[str, int], replay: int) -> None:
+        """Notes that the next launch computes all prompts."""
+        del batch, sizes, replay
+        asked, length = self.prompt.batch, self.prompt.length
+        prompts = [(Request(i, 0.0, length, 1, 1), length, 0) for i in range(asked)]
+        tokens = asked * length
+        totals = {"tokens": tokens, "rows": asked, "prompt_tokens": tokens, "prompt_kv": tokens}
+        self.served.take_back_answers()
+        self.served.begin(Batch(prompts, []), totals, 0)
+        if self.prompt.all_logits:
+            self.served.body.last_rows = None
+
+    def execute(self, op: Op) -> None:
+        """Runs a launch of the prompt: a method whole, other launches one by one."""
+        if not op.kind.startswith("linear_attention_"):
+            self.served.execute(op)
+            return
+        body, shape = self.served.body, (op["batch"], op["length"])
+        q, k, v = (x.reshape(*shape, *x.shape[1:]).transpose(1, 2) for x in body.linear_operands())
+        out, _ = run_kernel(op, q, k, v, body.linear.decay(body.layer, q.device))
+        heads = out.transpose(1, 2).reshape(op["batch"] * op["length"], -1)
+        body.buffers["heads"] = heads.to(body.activation)
+
+    def skip(self, op: Op) -> None:
+        """Passes over a launch."""
+        self.served.skip(op)
+
+
+def prompt_state(prompt: Prompt, seed: int) -> PromptState:
+    """Returns the buffers of a prompt. Raises ValueError for a method that is no op of its own."""
+    if prompt.method == ORIGINAL:
+        raise ValueError(f"{ORIGINAL}: a model's published code is priced, and not run here")
+    formats = Dtypes(prompt.dtype, prompt.dtype, prompt.dtype)
+    model = ServedDecoder(prompt.config, dtypes=formats)
+    (served,) = served_states(model, {}, seed, prompt.tokens)
+    return PromptState(prompt, served)
