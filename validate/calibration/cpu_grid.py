@@ -12,6 +12,7 @@ from typing import Any
 from simcore.ops import convolution as conv
 from simcore.ops import flash_decoding as flash
 from simcore.ops import linear_attention as linear
+from simcore.ops import linear_layer
 from simcore.ops import op as ops
 from simcore.ops.op import Op
 
@@ -109,6 +110,10 @@ def _step(*, batch: int, more: int, **shape: Any) -> Op:
     return linear.linear_attention_step(batch=batch * more, **shape)
 
 
+def _decode(*, batch: int, more: int, **shape: Any) -> Op:
+    return linear_layer.linear_attention_decode(batch=batch * more, **shape)
+
+
 DECODER: Mapping[str, Shapes] = {
     "matmul": _matmul,
     "embedding": _over(ops.embedding, tokens=ROWS, hidden=HIDDEN),
@@ -150,6 +155,7 @@ SINGLE: Mapping[str, Shapes] = {
         for method in (*linear.METHODS, *linear.TORCH_METHODS)
     },
     "linear_attention_step": _over(_step, sizes=LINEAR, more=(1, 4, 16), decay=(False, True)),
+    "linear_attention_decode": _over(_decode, sizes=LINEAR, more=(1, 4, 16)),
     "flash_attention_2": _over(flash.flash_attention_2, sizes=FLASH_CONTEXTS, heads=FLASH_HEADS),
     "flash_decoding": _over(partial(flash.flash_decoding, splits=8), sizes=FLASH_CONTEXTS, heads=FLASH_HEADS),
 }

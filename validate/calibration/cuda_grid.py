@@ -26,6 +26,7 @@ from simcore.models.decoder import Decoder, why_not
 from simcore.models.decoder_config import load_config
 from simcore.ops import convolution as conv
 from simcore.ops import linear_attention as linear
+from simcore.ops import linear_layer
 from simcore.ops import op as ops
 from simcore.ops.op import Op, Shape
 from simcore.validate.calibration.cpu_grid import paged, speculative, square_tile
@@ -338,6 +339,7 @@ CHANNELS = tuple({"channels": channels} for channels in (256, 768))
 WIDER, SEQUENCES_OF_TILES = 2, (1, 2, 3, 4, 6, 8)
 # Layers of a step in one launch: from two on, each takes as long as the one before.
 STEP_LAYERS = (1, 2, 4, 8, 18, 36)
+RETNET = {"heads": 8, "rank": 256, "dim": 512}
 LINEAR = tuple({"heads": h, "rank": d, "dim": d} for h, d in ((32, 128), (8, 128), (16, 64)))
 
 
@@ -403,6 +405,10 @@ def _sequence_operators() -> Iterator[Family]:
     yield Family(
         "linear_attention_step", linear.linear_attention_step, LINEAR, {"batch": ONE_TOKEN},
         options={**BF16, "decay": True}, refined=("batch",), lines=("rank", "dim"),
+    )  # fmt: skip
+    yield Family(
+        "linear_attention_decode", linear_layer.linear_attention_decode, [*LINEAR, RETNET],
+        {"batch": ONE_TOKEN}, options=BF16, refined=("batch",), lines=("rank", "dim"),
     )  # fmt: skip
 
 
