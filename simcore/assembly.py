@@ -28,6 +28,7 @@ from simcore.machine import laws
 from simcore.machine.machine import Overheads
 from simcore.models.decoder import Dtypes, Style
 from simcore.models.decoder_config import DecoderConfig, load_config
+from simcore.models.mixers import SLIDING
 from simcore.models.number_formats import format_notes, format_warnings, number_formats
 from simcore.ops.op import MULTIPLIED_AS, Op, Price, Pricer
 from simcore.scenario import Scenario
@@ -341,7 +342,7 @@ def _on_device(scenario: Scenario, where: str, device: DeviceInUse, place: Place
     link_name = scenario.link or spec.default_link
     if link is not None and isinstance(scenario, ServingScenario):
         link = _of_libraries(where, link, link_name)
-    config = _model(where, scenario.model)
+    config = _model(where, scenario.model, served=isinstance(scenario, ServingScenario))
     if place.start is not simulated and config.quantization and scenario.dtype is None:
         of = f"its quantization_config ({config.quantization.method}) has formats that only sim prices"
         raise InputError(f"{where}: model: {of}; dtype: bf16 runs it as if it had none")
@@ -675,13 +676,16 @@ def model_path(name: str) -> Path:
     return Path(name) if is_path(name, ".json") else MODELS / f"{name}.json"
 
 
-def _model(where: str, name: str) -> DecoderConfig:
+def _model(where: str, name: str, *, served: bool = False) -> DecoderConfig:
     if not is_path(name, ".json") and name not in model_names():
         raise InputError(f"{where}: model: {unknown_name('model', name, model_names())}")
     try:
-        return load_config(model_path(name))
+        config = load_config(model_path(name))
     except ValueError as error:
         raise InputError(f"{where}: model: {error}") from None
+    if served and SLIDING in config.layer_mixers:
+        raise InputError(f"{where}: model: {config.name} has layers with a window, which are not served yet")
+    return config
 
 
 def _why_not(profile: Profile, scenario: ModelScenario, config: DecoderConfig) -> str | None:

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 from simcore.models.decoder import STYLES, Decoder, Dtypes, Style, why_not
 from simcore.models.decoder_config import DecoderConfig, ModelError, config_from_hugging_face, load_config
-from simcore.models.mixers import FULL, LINEAR, LRPE, LinearMixer, decays
+from simcore.models.mixers import FULL, LINEAR, LRPE, SLIDING, LinearMixer, decays
 from simcore.models.served_decoder import ServedDecoder, decode_sizes, step_sizes
 from simcore.ops import linear_layer
-from simcore.ops.op import Graph, Op, UnboundSizeError
+from simcore.ops.op import Graph, Op, Size, UnboundSizeError
 
 MODELS = Path(__file__).parents[1] / "scenarios" / "models"
 RETNET = json.loads((MODELS / "toy-retnet-1.3b.json").read_text(encoding="utf-8"))
@@ -93,6 +93,27 @@ def test_a_hybrid_names_the_mixer_of_each_layer() -> None:
     assert with_window.layer_mixers == (FULL, LINEAR) * 16
 
 
+def test_layers_with_a_window_attend_over_no_more_than_that() -> None:
+    """And keep no more K and V: of Llama's shape 4 KiB a token and layer."""
+    types = [FULL, SLIDING, LINEAR, SLIDING] * 8
+    config = read(HYBRID, layer_types=types, sliding_window=4096)
+    assert (config.layer_mixers, config.window) == (tuple(types), 4096)
+    (op_,) = [each for each in Decoder(config).layer(SLIDING) if each.kind == "decode_attention"]
+    assert [op_.at({"context": n})["context"] for n in (1, 4096, 4097, 10**6)] == [1, 4096, 4096, 4096]
+    model = Decoder(config, batch=3)
+    for context in (100, 4096, 50_000):
+        assert model.kv_bytes(context) == 3 * 4096 * (8 * context + 16 * min(context, 4096))
+    with pytest.raises(ModelError, match="toy: layers with a window are not served yet"):
+        ServedDecoder(config).decode  # noqa: B018
+
+
+def test_sizes_that_end_at_a_most() -> None:
+    size = Size("n", most=10)
+    assert [size.at(n) for n in (3, 10, 11)] == [3, 10, 10]
+    assert [(size * 2).at(n) for n in (3, 11)] == [6, 20]
+    assert [(size + 2).at(n) for n in (3, 11)] == [5, 10]
+
+
 @pytest.mark.parametrize(
     ("config", "changed", "says"),
     [
@@ -111,7 +132,7 @@ def test_a_hybrid_names_the_mixer_of_each_layer() -> None:
         (
             HYBRID,
             {"layer_types": [LINEAR, "mamba"] * 16},
-            "layer_types has 'mamba' (allowed: full_attention, linear_attention)",
+            "layer_types has 'mamba' (allowed: full_attention, sliding_attention, linear_attention)",
         ),
     ],
 )

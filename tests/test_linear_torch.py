@@ -15,7 +15,7 @@ from simcore.kernels.table import TABLE
 from simcore.machine.machine import Program
 from simcore.models.decoder import Decoder, Dtypes
 from simcore.models.decoder_config import DecoderConfig
-from simcore.models.mixers import FULL, LINEAR, LRPE, LinearMixer, decays
+from simcore.models.mixers import FULL, LINEAR, LRPE, SLIDING, LinearMixer, decays
 from simcore.models.operators import NOT_ATOMIC
 from simcore.models.prompt import PROMPT_METHODS, Prompt
 from simcore.models.served_decoder import ServedDecoder
@@ -47,6 +47,7 @@ HYBRID = DecoderConfig(
     "hybrid", **{**SHAPE, "kv_heads": 2}, tied_embeddings=False, mixers=(LINEAR, FULL, LINEAR),
     linear=LinearMixer(4, 2, 6, 6, gated=False),
 )  # fmt: skip
+WINDOWED = replace(HYBRID, name="windowed", mixers=(SLIDING, LINEAR, FULL), window=4)
 MODELS = pytest.mark.parametrize("config", [RETNET, TRANSNORMER, HYBRID], ids=lambda config: config.name)
 
 
@@ -84,8 +85,10 @@ def retained(q: Tensor, k: Tensor, v: Tensor, decay: Sequence[float]) -> Tensor:
     return torch.stack(heads, 1)
 
 
-def attended(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    hidden = torch.ones(len(q), len(q), dtype=torch.bool).triu(1)
+def attended(q: Tensor, k: Tensor, v: Tensor, window: int) -> Tensor:
+    """Attention of each token over the last `window` ones, itself included."""
+    row = torch.arange(len(q))
+    hidden = (row > row[:, None]) | (row <= row[:, None] - window)
     heads = []
     for head in range(q.shape[1]):
         scores = (q[:, head] @ k[:, head].T / math.sqrt(q.shape[-1])).masked_fill(hidden, -math.inf)
@@ -97,19 +100,20 @@ def mixed(config: DecoderConfig, layer: int, projected: Tensor) -> Tensor:
     """The outputs of a layer's mixer [tokens, heads dim] of its projected input."""
     kind, own, tokens = config.layer_mixers[layer], config.linear, len(projected)
     assert own is not None
-    heads, kv = (config.q_heads, config.kv_heads) if kind == FULL else (own.heads, own.kv_heads)
-    keys, values = (config.head_dim,) * 2 if kind == FULL else (own.key_dim, own.value_dim)
+    attends = kind in (FULL, SLIDING)
+    heads, kv = (config.q_heads, config.kv_heads) if attends else (own.heads, own.kv_heads)
+    keys, values = (config.head_dim,) * 2 if attends else (own.key_dim, own.value_dim)
     widths = [heads * keys, kv * keys, kv * values]
     q, k, v, gate = projected.split([*widths, projected.shape[1] - sum(widths)], 1)
     q, k, v = q.view(tokens, heads, keys), k.view(tokens, kv, keys), v.view(tokens, kv, values)
-    if kind == FULL or own.inputs == "rotary":
+    if attends or own.inputs == "rotary":
         q, k = turned(q), turned(k)
     else:
         q, k = functional.silu(q), functional.silu(k)
         q, k = (widened(q), widened(k)) if kind == LRPE else (q, k)
     k, v = (x.repeat_interleave(heads // kv, 1) for x in (k, v))
-    if kind == FULL:
-        return attended(q, k, v).flatten(1)
+    if attends:
+        return attended(q, k, v, (config.window or tokens) if kind == SLIDING else tokens).flatten(1)
     out = retained(q, k, v, decays(own, layer, config.layers))
     out = rms(out).flatten(1) if own.norm == "head" else rms(out.flatten(1))
     if not own.gated:
@@ -154,7 +158,7 @@ def decoded(config: DecoderConfig, ranks: int, context: int, tokens: int, batch:
     return states
 
 
-@MODELS
+@pytest.mark.parametrize("config", [RETNET, TRANSNORMER, HYBRID, WINDOWED], ids=lambda config: config.name)
 def test_logits_are_those_of_a_plain_model(config: DecoderConfig) -> None:
     """Token by token from the first one on, so that states are all that is carried."""
     (weights,) = shards(config, F64, 1, "all_reduce", SEED)

@@ -149,8 +149,8 @@ def test_a_window_that_leaves_nothing_out_is_none(changed: dict[str, Any]) -> No
         ),
         ({"sliding_window": "no"}, "sliding_window is 'no'; a whole number from 1, or null, is needed"),
         (
-            {"layer_types": ["full_attention"] * 31 + ["sliding_attention"], "sliding_window": 4096},
-            "layer_types has 'sliding_attention' (allowed: full_attention, linear_attention)",
+            {"layer_types": ["full_attention"] * 31 + ["sliding_attention"]},
+            "layer_types has 'sliding_attention', and sliding_window names no window",
         ),
         ({"layer_types": ["mamba"] * 32}, "layer_types has 'mamba'"),
         ({"layer_types": ["full_attention"]}, "layer_types must have one of the 32 layers each"),

@@ -33,7 +33,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 from simcore.models.decoder_config import DecoderConfig, ModelError
-from simcore.models.mixers import FULL, LRPE, STATEFUL, LinearMixer
+from simcore.models.mixers import FULL, LRPE, SLIDING, STATEFUL, LinearMixer
 from simcore.ops import linear_layer
 from simcore.ops import op as ops
 from simcore.ops.op import DTYPE_BYTES, Dim, Graph, Op, Publication, Size
@@ -279,12 +279,13 @@ class Decoder:
 
     @property
     def kv_width(self) -> int:
-        """Elements that one rank caches per token, in all layers."""
+        """Elements that one rank caches per token, in all layers that attend over the whole context."""
         return 2 * self._kv_heads * self.config.head_dim * self.config.attention_layers
 
     def kv_bytes(self, context: int) -> float:
         """Bytes of device memory for one rank's KV cache at a context length."""
-        return self.kv_width * DTYPE_BYTES[self.dtypes.kv] * self._sequences * context
+        of_token = 2 * self._kv_heads * self.config.head_dim * DTYPE_BYTES[self.dtypes.kv]
+        return of_token * self._sequences * self.config.cached_tokens(context)
 
     @property
     def state_bytes(self) -> float:
@@ -396,6 +397,9 @@ class Decoder:
     def _mixing(self, mixer: str) -> Op:
         if mixer == FULL:
             return self._attention()
+        if mixer == SLIDING:
+            window = Size(CONTEXT.name, most=self.config.window)
+            return ops.decode_attention(**{**self._attention_arguments(), "context": window})
         return linear_layer.linear_attention_decode(
             batch=self.batch, dtype=self.dtypes.activation, **self.linear_shape(mixer)
         )

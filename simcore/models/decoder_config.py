@@ -13,9 +13,9 @@ from typing import Any
 from simcore.input.files import InputError, read_json, shown
 from simcore.models.context_limit import ContextLimit, context_limit
 from simcore.models.errors import ModelError
-from simcore.models.keys import check_attention, check_keys, key_notes
+from simcore.models.keys import check_attention, check_keys, key_notes, window_of
 from simcore.models.linear_config import LINEAR_TYPES, LinearShape, linear_shape, linear_type
-from simcore.models.mixers import FULL, LINEAR, STATEFUL, LinearMixer
+from simcore.models.mixers import FULL, LINEAR, SLIDING, STATEFUL, LinearMixer
 from simcore.models.quantization import Quantization, read_quantization
 from simcore.models.quantized_modules import FUSED, GPT_J, SEPARATE, Decoding, Modules
 from simcore.models.text_config import text_of
@@ -28,7 +28,8 @@ class DecoderConfig:
     """A decoder-only transformer. `gated`: the MLP has gate and up projections; `parallel_residual`:
     attention and MLP read the same norm and are added together (GPT-J); `qk_norm`: q and k of every head
     are normed (Qwen3). `mixers`: what mixes the tokens of each layer (`simcore.models.mixers`); empty: full
-    attention in all; `linear`: the linear attention of the layers that have it. `final_norm`: whether a norm
+    attention in all; `linear`: the linear attention of the layers that have it; `window`: tokens that layers
+    of sliding attention attend over. `final_norm`: whether a norm
     follows the last layer; `activated`: whether the MLP's gate goes through an activation. The following
     fields do not count when models are compared. `limit`: the longest context that the model supports;
     `quantization`: the number formats of its quantized weights; `stored`: the format of the others (for
@@ -49,6 +50,7 @@ class DecoderConfig:
     qk_norm: bool = False
     mixers: tuple[str, ...] = ()
     linear: LinearMixer | None = None
+    window: int | None = None
     final_norm: bool = True
     activated: bool = True
     limit: ContextLimit | None = field(default=None, compare=False)
@@ -66,6 +68,11 @@ class DecoderConfig:
     def attention_layers(self) -> int:
         """The number of layers with a KV cache."""
         return self.layer_mixers.count(FULL)
+
+    def cached_tokens(self, context: int) -> int:
+        """How many tokens all layers keep K and V of, at a context length."""
+        kept = min(context, self.window or context)
+        return self.attention_layers * context + self.layer_mixers.count(SLIDING) * kept
 
     @property
     def state_bytes(self) -> float:
@@ -187,6 +194,7 @@ def config_from_hugging_face(
         tied_embeddings=tied,
         mixers=mixers,
         linear=_as_attention(heads, attention) if LINEAR in mixers else None,
+        window=window_of(name, text, found["layers"]) if SLIDING in mixers else None,
         final_norm=True,
         activated=True,
         gated=not parallel,

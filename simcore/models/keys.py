@@ -9,7 +9,7 @@ from typing import Any
 
 from simcore.input.files import shown
 from simcore.models.errors import ModelError
-from simcore.models.mixers import FULL, LINEAR
+from simcore.models.mixers import FULL, LINEAR, SLIDING
 
 EXPERTS, SPARSE, STATE = "mixtures of experts", "sparse attention", "layers that keep a state"
 REFUSED: Mapping[str, str] = {
@@ -49,7 +49,6 @@ REFUSED: Mapping[str, str] = {
     "qk_layernorm": "a norm of q and k that this model_type has not",
     "quantization": "MLX's quantized weights",
 }
-SLIDING = "sliding_attention"
 # Layers that predict further tokens per step: used only by speculative decoding, else left out.
 EXTRA_TOKEN_LAYERS = ("num_nextn_predict_layers", "mtp_num_hidden_layers")
 # Keys that are read elsewhere or do not change the computation: names, special tokens, training, constants.
@@ -104,9 +103,9 @@ def key_notes(config: Mapping[str, Any]) -> list[str]:
 def check_attention(
     name: str, config: Mapping[str, Any], layers: int, longest: int | None
 ) -> tuple[str, ...]:
-    """The mixers of a hybrid's layers; empty if all attend. Raises ModelError if a layer attends, but not
-    over the whole context of up to `longest` tokens."""
-    window = _window(name, config, layers)
+    """The mixers of a hybrid's layers; empty if all attend over the whole context of up to `longest` tokens.
+    Raises ModelError for windows of layers that no layer_types names, and for other kinds of layers."""
+    window = window_of(name, config, layers)
     types = config.get("layer_types")
     windowed = window is not None and (longest is None or window < longest)
     if types is None:
@@ -118,15 +117,17 @@ def check_attention(
     if not isinstance(types, list) or len(types) != layers:
         raise ModelError(f"{name}: layer_types must have one of the {layers} layers each")
     for kind in types:
-        # A window as long as the longest context leaves nothing out.
-        whole = kind == FULL or (kind == SLIDING and not windowed and window is not None)
-        if not whole and kind != LINEAR:
-            raise ModelError(f"{name}: layer_types has {shown(kind)} (allowed: {FULL}, {LINEAR})")
-    mixers = tuple(LINEAR if kind == LINEAR else FULL for kind in types)
-    return mixers if LINEAR in mixers else ()
+        if kind not in (FULL, SLIDING, LINEAR):
+            allowed = ", ".join((FULL, SLIDING, LINEAR))
+            raise ModelError(f"{name}: layer_types has {shown(kind)} (allowed: {allowed})")
+    if SLIDING in types and window is None:
+        raise ModelError(f"{name}: layer_types has {SLIDING!r}, and sliding_window names no window")
+    # A window as long as the longest context leaves nothing out.
+    mixers = tuple(FULL if kind == SLIDING and not windowed else str(kind) for kind in types)
+    return mixers if {*mixers} != {FULL} else ()
 
 
-def _window(name: str, config: Mapping[str, Any], layers: int) -> int | None:
+def window_of(name: str, config: Mapping[str, Any], layers: int) -> int | None:
     """The attention window that some layer has, or None. Qwen configs name a window even if it is off, and
     only layers from `max_window_layers` on have it."""
     window = config.get("sliding_window")

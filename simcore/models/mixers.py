@@ -1,6 +1,7 @@
 """What mixes the tokens of a layer: softmax attention over a KV cache, or linear attention with a state.
 
     full_attention         attends over every cached token: the cache grows token by token
+    sliding_attention      attends over the last tokens of a window, which is all that it keeps
     linear_attention       S = gamma S + k^T v, out = q S: heads * rank * dim * 4 bytes at any context
     linear_attention_lrpe  the same with q and k of twice the width (TransNormerLLM's first layer)
 
@@ -13,7 +14,8 @@ from typing import Literal
 
 from simcore.ops.linear_layer import state_bytes
 
-FULL, LINEAR, LRPE = "full_attention", "linear_attention", "linear_attention_lrpe"
+FULL, SLIDING = "full_attention", "sliding_attention"
+LINEAR, LRPE = "linear_attention", "linear_attention_lrpe"
 # The layers with a state.
 STATEFUL = (LINEAR, LRPE)
 

@@ -13,7 +13,7 @@ from functools import cached_property
 
 from simcore.models.decoder import Decoder, Dtypes
 from simcore.models.decoder_config import DecoderConfig, ModelError
-from simcore.models.mixers import FULL, LinearMixer
+from simcore.models.mixers import SLIDING, STATEFUL, LinearMixer
 from simcore.models.operators import LABELS, LINEAR_ATTENTION, linear_attention_op
 from simcore.models.original_mixers import original, temporaries
 from simcore.ops import linear_attention as ops_linear_attention
@@ -85,9 +85,10 @@ class Prompt:
         of_state = {"rank": own.rank(mixer), "dim": own.value_dim}
         return {"batch": self.batch, "heads": own.heads, "length": self.length, **of_state}
 
-    def _attention(self) -> Op:
+    def _attention(self, mixer: str) -> Op:
         heads = {name: getattr(self.config, name) for name in ("q_heads", "kv_heads", "head_dim")}
-        pairs = self.batch * (self.length * (self.length + 1) // 2)
+        seen = min(self.length, self.config.window or self.length) if mixer == SLIDING else self.length
+        pairs = self.batch * (seen * (seen + 1) // 2 + (self.length - seen) * seen)
         return ops.prefill_attention(
             tokens=self.tokens, kv_tokens=self.tokens, pairs=pairs, dtype=self.dtype, **heads
         )
@@ -103,15 +104,15 @@ class Prompt:
         )
 
     def _mixing(self, mixer: str) -> tuple[Op, ...]:
-        if mixer == FULL:
-            return (self._attention(),)
+        if mixer not in STATEFUL:
+            return (self._attention(mixer),)
         if self.method == ORIGINAL:
             return original(self.config, **self._shape(mixer), dtype=self.dtype)
         return (self._method(mixer),)
 
     def _mixer_elements(self, mixer: str) -> float:
         """Elements of a mixer's tensors at once, its gate and its normed input among them."""
-        if mixer == FULL:
+        if mixer not in STATEFUL:
             heads = 2 * self.config.q_heads + 2 * self.config.kv_heads
             return self.tokens * heads * self.config.head_dim
         own, shape = self._linear, self._shape(mixer)

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from simcore.models.decoder import Decoder, Dtypes, Style
-from simcore.models.decoder_config import DecoderConfig
-from simcore.models.mixers import STATEFUL
+from simcore.models.decoder_config import DecoderConfig, ModelError
+from simcore.models.mixers import SLIDING, STATEFUL
 from simcore.ops import linear_layer
 from simcore.ops import op as ops
 from simcore.ops.op import DTYPE_BYTES, Graph, Op, Size
@@ -157,6 +157,8 @@ class ServedDecoder:
             return linear_layer.linear_attention_decode(
                 batch=SEQUENCES, dtype=self.dtypes.activation, **self._body.linear_shape(mixer)
             )
+        if mixer == SLIDING:
+            raise ModelError(f"{self.config.name}: layers with a window are not served yet")
         return ops.paged_attention(
             sequences=SEQUENCES, kv_tokens=KV_TOKENS, dtype=self.dtypes.kv, **self._heads
         )
@@ -170,6 +172,8 @@ class ServedDecoder:
                 dtype=self.dtypes.activation,
                 **self._body.linear_shape(mixer),
             )
+        if mixer == SLIDING:
+            raise ModelError(f"{self.config.name}: layers with a window are not served yet")
         return ops.prefill_attention(
             tokens=PROMPT_TOKENS,
             kv_tokens=PROMPT_KV,

@@ -66,19 +66,26 @@ class UnboundSizeError(ValueError):
 @dataclass(frozen=True, slots=True)
 class Size:
     """A dimension that a captured graph reads from device memory at each replay: `scale` times the number
-    with this name, plus `more`."""
+    with this name, plus `more`; no larger than `most`, if that is given."""
 
     name: str
     scale: int = 1
     more: int = 0
+    most: int | None = None
 
     def __mul__(self, factor: int) -> "Size":
-        return Size(self.name, self.scale * factor, self.more * factor)
+        most = None if self.most is None else self.most * factor
+        return Size(self.name, self.scale * factor, self.more * factor, most)
 
     __rmul__ = __mul__
 
     def __add__(self, more: int) -> "Size":
-        return Size(self.name, self.scale, self.more + more)
+        return Size(self.name, self.scale, self.more + more, self.most)
+
+    def at(self, number: int) -> int:
+        """Its value where the number with its name is this one."""
+        value = number * self.scale + self.more
+        return value if self.most is None else min(value, self.most)
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +212,7 @@ class Op:
 
 
 def _number(value: Dim, sizes: Mapping[str, int]) -> int:
-    return sizes[value.name] * value.scale + value.more if isinstance(value, Size) else value
+    return value.at(sizes[value.name]) if isinstance(value, Size) else value
 
 
 def _bound(shape: Shape, sizes: Mapping[str, int]) -> Shape:

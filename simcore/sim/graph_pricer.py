@@ -431,7 +431,7 @@ def _grouped(graph: Graph) -> Iterator[tuple[tuple[str, ...], tuple[tuple[Op, in
 def _text(op: Op) -> str:
     """A text that identifies an op and is the same in every process."""
     shape = [
-        (name, value if isinstance(value, int) else (value.name, value.scale, value.more))
+        (name, value if isinstance(value, int) else (value.name, value.scale, value.more, value.most))
         for name, value in op.shape
     ]
     parts = [_text(part) for part in op.parts]

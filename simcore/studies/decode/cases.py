@@ -213,7 +213,7 @@ def cannot_run(bench: Bench, ranks: int, groups: int) -> str | None:
     if reason := why_not(bench.config, ranks) or bench.hardware.usable(ranks):
         return reason
     if groups > 1 and bench.config.attention_layers < bench.config.layers:
-        return f"{bench.config.name} has layers without attention, about which nothing is speculated"
+        return f"{bench.config.name} has layers without attention to all tokens; none may be speculated"
     devices, most = ranks * groups, bench.hardware.max_devices
     if devices > most:
         return f"{devices} devices are needed, and the link of {bench.hardware.name} connects {most}"

@@ -30,7 +30,7 @@ from simcore.kernels.decoder.token import note
 from simcore.kernels.streams import current_gate, shared
 from simcore.machine import mesh as layout
 from simcore.models.decoder import GROUP, SPECULATED, TENSOR, Decoder, Dtypes
-from simcore.models.mixers import FULL, STATEFUL
+from simcore.models.mixers import FULL, SLIDING, STATEFUL
 from simcore.models.served_decoder import ServedDecoder
 from simcore.ops.op import Graph, Op
 from simcore.validate.machines.buffers.cuda_linear import CardLinear
@@ -448,6 +448,8 @@ def card_decoder_states(
     torch does not compute in; and as `meeting` and `pairing`.
     """
     check_decoder(model, mesh)
+    if SLIDING in model.config.layer_mixers:
+        raise ValueError(f"--on cuda: {model.config.name} has layers with a window")
     if model.style != "all_reduce" and model.ranks > 1:
         raise ValueError(f"--on cuda: ranks put their results together by all_reduce, not by {model.style}")
     drawn_on = drawn_on or device

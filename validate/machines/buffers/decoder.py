@@ -476,8 +476,10 @@ class DecoderState(State):
         return [cache[self.body.layer][:, :, self._position] for cache in (self.k, self.v)]
 
     def _operands(self, op: Op) -> tuple[Tensor, ...]:
-        context = op["context"]
-        k, v = (cache[self.body.layer][:, :, :context] for cache in (self.k, self.v))
+        # The last tokens: all of them, unless the layer has a window.
+        last = self._position + 1
+        seen = slice(last - op["context"], last)
+        k, v = (cache[self.body.layer][:, :, seen] for cache in (self.k, self.v))
         return self._new[0].to(k.dtype), k, v
 
     def _attend(self, op: Op) -> None:
