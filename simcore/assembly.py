@@ -50,7 +50,7 @@ from simcore.studies.operators.scenario import (
 )
 from simcore.studies.published import Published, read_figures
 from simcore.studies.serving.engines.presets import pinned, with_engines
-from simcore.studies.serving.host_time import with_host_steps
+from simcore.studies.serving.host_time import with_engine
 from simcore.studies.serving.published import ServingPublished
 from simcore.studies.serving.scenario import Groups, ServerGroup, ServingScenario, SharedMemory
 from simcore.studies.serving.strategies import ServingStrategy
@@ -369,8 +369,8 @@ def _on_device(scenario: Scenario, where: str, device: DeviceInUse, place: Place
         figures = _figures(where, scenario, ServingPublished, spec, warnings, config)
         fitted = _fitted(scenario, device.profile)
         laws = tuple(f"{name} (serving)" for name in serving.LAWS)
-        prices = hardware.price
-        hardware = replace(hardware, price=cache(lambda *of: with_host_steps(prices(*of))))
+        prices, roofline = hardware.price, hardware.roofline
+        hardware = replace(hardware, price=cache(lambda *of: with_engine(prices(*of), roofline)))
         bench = serving.Bench(scenario, config, hardware)
         study = DeviceStudy(serving, bench, device.title, figures, fitted, laws)
     else:

@@ -10,13 +10,14 @@ import yaml
 
 from simcore.assembly import assemble
 from simcore.input.files import InputError
+from simcore.ops.op import Floor, Op, Price, Work
 from simcore.scenario import load_scenario, parse_scenario, resolved
 from simcore.sim.runs import span_by_span
 from simcore.studies.one_device import DeviceStudy
-from simcore.studies.serving.host_time import HostTime
+from simcore.studies.serving.host_time import HostTime, _WayOut, with_engine
 from simcore.studies.serving.runner import Bench, Result
 from simcore.studies.serving.strategies import label
-from simcore.studies.serving.study import cases, refusal
+from simcore.studies.serving.study import cases, refusal, run
 
 CONTINUOUS = {"kind": "continuous_batching", "token_budget": 1024}
 STRATEGIES = [
@@ -129,8 +130,9 @@ TURNS = {"turns": {"kind": "constant", "value": 3}, "max_context_tokens": 4096, 
         ({"devices": 3, "autoscaling": [SCALED]}, 3),
     ],
 )
-def test_laws_hold_behind_front_ends(fields: dict[str, Any], servers: int) -> None:
-    found = result_of(CONTINUOUS | {"host": FRONT}, **fields)
+@pytest.mark.parametrize("out", [{}, {"answer_token_s": 1e-3}])
+def test_laws_hold_behind_front_ends(fields: dict[str, Any], servers: int, out: dict[str, float]) -> None:
+    found = result_of(CONTINUOUS | {"host": FRONT | out}, **fields)
     assert found.served.finished.all()
     assert len({*found.served.instance.tolist()}) <= servers
     assert (found.served.scheduled_s - found.served.arrival_s >= FRONT["request_s"] - 1e-9).all()
@@ -168,6 +170,9 @@ def test_what_a_host_is_called() -> None:
         "host 1 ms a step + 20 us a sequence, front end 4 ms a request + 5 us a token"
     )
     assert str(HostTime()) == "no host time"
+    assert str(HostTime(answer_token_s=5e-5, memory_factor=1.05)) == (
+        "way out 50 us a token, ops x 1 (arithmetic), x 1.05 (memory), x 1 (collectives)"
+    )
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda strategy: strategy["kind"])
@@ -185,12 +190,127 @@ def test_a_label_says_which_host(strategy: dict[str, Any]) -> None:
         ({"request_s": -1.0}, r"strategies\[0\].host.request_s: "),
         ({"requests_s": 1.0}, r"strategies\[0\].host.requests_s: "),
         ({"step_s": 1e9}, r"strategies\[0\].host.step_s: "),
+        ({"memory_factor": 0.0}, r"strategies\[0\].host.memory_factor: "),
     ],
 )
 def test_a_wrong_host_is_one_line(host: dict[str, Any], says: str) -> None:
     with pytest.raises(InputError, match=f"^host: {says}") as raised:
         bench_of(CONTINUOUS | {"host": host})
     assert "\n" not in str(raised.value)
+
+
+# -- the way out -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("token_s", [0.0, 2e-4, 1e-3, 4e-3])
+def test_a_backlog_is_that_of_its_steps_one_by_one(token_s: float) -> None:
+    """Bursts of steps alike in closed form, and each of their steps by itself."""
+    drawn, start_s, late_s = np.random.default_rng(3), 0.0, 0.0
+    way, backlog_s = _WayOut(token_s), 0.0
+    for _ in range(200):
+        idle_s, each_s = drawn.choice([0.0, 0.02]), drawn.uniform(1e-3, 2e-2)
+        replays, tokens = int(drawn.integers(1, 9)), int(drawn.integers(0, 12))
+        backlog_s = max(0.0, backlog_s - idle_s)
+        for _ in range(replays):
+            backlog_s = max(0.0, backlog_s - each_s) + token_s * tokens
+        end_s = start_s + idle_s + replays * each_s
+        way.step(start_s + idle_s, end_s, replays, tokens)
+        late_s = backlog_s - token_s * (tokens - 1) / 2 if tokens else backlog_s
+        assert way.late(end_s) == pytest.approx(late_s, abs=1e-12)
+        start_s = end_s
+    assert late_s > 0.0 or token_s == 0.0
+
+
+def test_a_way_out_that_is_saturated_sets_the_rate() -> None:
+    """Thirty clients whose answers take 2 ms a token on their way out, more than any step: tokens come at
+    that pace, and what the engine computes in the meantime waits."""
+    load = {"workload": {"requests": 120, "arrivals": {"kind": "closed_loop", "clients": 30}}}
+    found = result_of(CONTINUOUS | {"host": {"answer_token_s": 2e-3}}, **load).served
+    tokens = found.output_tokens.sum()
+    assert found.finish_s.max() == pytest.approx(2e-3 * tokens, rel=0.03)
+    assert (found.finish_s >= found.first_token_s).all()
+
+
+def test_a_way_out_that_is_idle_delays_each_token_by_its_own_time() -> None:
+    slow = {"workload": {"arrivals": {"kind": "constant", "rate_per_s": 0.5}}}
+    hosts: list[dict[str, float]] = [{}, {"answer_token_s": 1e-3}]
+    plain, late = (result_of(CONTINUOUS | {"host": host}, **slow).served for host in hosts)
+    np.testing.assert_allclose(late.first_token_s - plain.first_token_s, 1e-3, rtol=1e-9)
+    np.testing.assert_allclose(late.finish_s - plain.finish_s, 1e-3, rtol=1e-9)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda strategy: strategy["kind"])
+@pytest.mark.parametrize("arrivals", [POISSON, {"kind": "closed_loop", "clients": 12}])
+def test_laws_hold_on_every_strategy_s_way_out(strategy: dict[str, Any], arrivals: dict[str, Any]) -> None:
+    plain, late = (
+        result_of(strategy | {"host": host}, workload={"arrivals": arrivals}).served
+        for host in ({}, {"answer_token_s": 5e-4})
+    )
+    assert late.finished.all()
+    assert (late.finish_s - late.arrival_s).mean() > (plain.finish_s - plain.arrival_s).mean()
+
+
+# -- an engine's kernels -----------------------------------------------------------------------------------
+
+FACTORS = {"arithmetic_factor": 1.5, "memory_factor": 2.0, "collective_factor": 3.0}
+
+
+def plain_price(op: Op) -> Price:
+    return Price(4e-6, 3e-6, 5e-6, "measured", "made up")
+
+
+@pytest.mark.parametrize(
+    ("floor", "ranks", "factor"),
+    [
+        (Floor(3e-6, 1e-6, 0.0), 1, 1.5),
+        (Floor(1e-6, 3e-6, 0.0), 1, 2.0),
+        (Floor(1e-6, 0.0, 3e-6), 4, 3.0),
+    ],
+)
+def test_an_op_s_factor_is_that_of_what_bounds_it(floor: Floor, ranks: int, factor: float) -> None:
+    plain = Op("matmul", "x", (("m", 8), ("ranks", ranks)), "bf16", lambda op: Work(1.0, 1.0))
+    marked = replace(plain, shape=(*plain.shape, *HostTime(**FACTORS).marks))
+    priced = with_engine(plain_price, lambda op: floor)
+    found = priced(marked)
+    assert (found.seconds, found.low_s, found.high_s) == pytest.approx(
+        (factor * 4e-6, factor * 3e-6, factor * 5e-6)
+    )
+    assert priced(plain) == plain_price(plain)
+    # A factor below one ends at the datasheet's bound.
+    fast = replace(plain, shape=(*plain.shape, *HostTime(**dict.fromkeys(FACTORS, 0.5)).marks))
+    assert priced(fast).seconds == pytest.approx(floor.seconds)
+
+
+def test_factors_of_one_leave_a_model_s_ops_alone() -> None:
+    assert HostTime(**dict.fromkeys(FACTORS, 1.0)).marks == ()
+
+
+def test_steps_take_the_factor_of_their_ops_but_not_their_host() -> None:
+    """One client: steps that read the weights, and 3 ms of host time that no kernel takes."""
+    one = {"workload": {"requests": 3, "arrivals": {"kind": "closed_loop", "clients": 1}}}
+    tpot_s = []
+    for factor in (1.0, 1.5):
+        host = {"step_s": 3e-3, "memory_factor": factor, "arithmetic_factor": factor}
+        served = result_of(CONTINUOUS | {"host": host}, **one).served
+        tpot_s.append((served.finish_s - served.first_token_s) / (served.output_tokens - 1) - 3e-3)
+    np.testing.assert_allclose(tpot_s[1], 1.5 * tpot_s[0], rtol=0.01)
+
+
+def test_intervals_are_as_wide_as_what_the_fit_leaves() -> None:
+    """A TPOT that was a quarter off where it was fitted, beside an interval of prices: in quadrature."""
+    bench = bench_of(CONTINUOUS | {"host": {"tpot_within": 0.25, "ttft_within": 1.0}}, price_interval=True)
+    plain = bench_of(CONTINUOUS, price_interval=True)
+    wide, narrow = (
+        {row.metric: row for row in run(each, lambda *_: None).rows if row.metric.endswith("_by_prices")}
+        for each in (bench, plain)
+    )
+    for name, share in (("tpot_p50_s", 0.25), ("ttft_p99_s", 1.0), ("e2e_p50_s", 0.0)):
+        one, other = wide[f"{name}_by_prices"], narrow[f"{name}_by_prices"]
+        assert one.value == pytest.approx(other.value)
+        for end, plain_end in ((one.low, other.low), (one.high, other.high)):
+            assert abs(np.log(end / one.value)) == pytest.approx(  # type: ignore[operator, arg-type]
+                np.hypot(np.log(plain_end / one.value), np.log1p(share))  # type: ignore[operator, arg-type]
+            )
 
 
 # -- an engine in a file of one's own ----------------------------------------------------------------------

@@ -12,7 +12,7 @@ them from device memory. `kv_tokens` grows by `sequences` from one decode step t
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from simcore.models.decoder import Decoder, Dtypes, Style
@@ -40,8 +40,9 @@ class ServedDecoder:
     """One rank's share of a decoder, for any batch; its graphs are made once.
 
     `whole`: an iteration is one op, and so is a prompt, for devices on which only these were timed. `host`:
-    what the host of a serving engine adds to each step, as ops that no kernel runs. Its
-    graphs raise ModelError if the model cannot be sharded over `ranks`.
+    what the host of a serving engine adds to each step, as ops that no kernel runs. `marks`: what is added
+    to the shape of every other op, by which prices know an engine's kernels. Its graphs raise ModelError if
+    the model cannot be sharded over `ranks`.
     """
 
     config: DecoderConfig
@@ -50,26 +51,27 @@ class ServedDecoder:
     style: Style = "all_reduce"
     whole: bool = False
     host: tuple[Op, ...] = ()
+    marks: tuple[tuple[str, int], ...] = ()
 
     @cached_property
     def decode(self) -> Graph:
         """A token for each sequence. Sizes: tokens, rows, sequences (all equal), kv_tokens."""
         if self.whole:
-            return Graph("decode", (self._iteration(), *self.host))
+            return self._graph("decode", (self._iteration(),))
         return self._step("decode", decodes=True)
 
     @cached_property
     def prefill(self) -> Graph:
         """Prompt tokens alone. Sizes: tokens, rows, prompt_tokens, prompt_kv, prompt_pairs."""
         if self.whole:
-            return Graph("prefill", (self._pre_processing(), *self.host))
+            return self._graph("prefill", (self._pre_processing(),))
         return self._step("prefill", prompts=True)
 
     @cached_property
     def mixed(self) -> Graph:
         """Prompt tokens and a token for each sequence in one step. Sizes: all."""
         if self.whole:
-            return Graph("mixed", (self._pre_processing(), self._iteration(), *self.host))
+            return self._graph("mixed", (self._pre_processing(), self._iteration()))
         return self._step("mixed", prompts=True, decodes=True)
 
     @cached_property
@@ -144,7 +146,13 @@ class ServedDecoder:
             mixing = (*first, self._decode_mixing(mixer)) if decodes else first
             layers[mixer] = self._body.layer(mixer, mixing)
         whole = tuple(op for mixer in mixers for op in layers[mixer])
-        return Graph(name, (*self._body.embed.ops, *whole, *self._tail.head.ops, *self.host))
+        return self._graph(name, (*self._body.embed.ops, *whole, *self._tail.head.ops))
+
+    def _graph(self, name: str, kernels: tuple[Op, ...]) -> Graph:
+        return Graph(name, (*map(self._marked, kernels), *self.host))
+
+    def _marked(self, op: Op) -> Op:
+        return replace(op, shape=(*op.shape, *self.marks)) if self.marks else op
 
     @property
     def _heads(self) -> dict[str, int]:

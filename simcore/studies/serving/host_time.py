@@ -1,14 +1,28 @@
-"""Host time of a serving engine: what its host adds to each step, and its serial front end.
+"""What a serving engine takes besides the profile's op times: its host, its kernels, its way to and from
+clients.
 
     a step takes       the time of its ops + step_s + sequence_s * sequences that get a token in it
+    an op takes        the profile's time * a factor, never less than the datasheet's bound:
+                           collective_factor if several ranks meet in it, arithmetic_factor if arithmetic
+                           bounds it by the datasheet, else memory_factor
     a request enters   the engine when the front end is through with it. Requests pass it one by one, in the
                        order in which they come to their server:
                            entry = max(arrival, entry of the one before) + request_s
                                    + prompt_token_s * tokens of its prompt
+    a token leaves     for its client when the way out is through with it (detokenising, streaming, the
+                       client's own reading). Tokens of a server pass it one by one, step by step:
+                           backlog after a step = max(0, backlog before - time of the step)
+                                                  + answer_token_s * tokens of the step
+                       A token of the step is late by that backlog, less half of what the step's own tokens
+                       take: its mean place among them.
 
 The front end is what stands between a client and the engine's queue: HTTP, templates, tokenising, sending to
 the engine's process. Its time is part of TTFT. It runs beside the engine's steps, as a process of its own
-does, so it makes no step longer.
+does, so it makes no step longer. The way out does neither, but a client sends its next request only after
+the last token of its answer: a way out that is saturated keeps sequences out of the engine.
+
+The factors are for kernels that are not those of the profile: libraries of one engine and version are faster
+or slower than others on the same card.
 
 A step of prompts alone has one sequence at least. Instances that share a device share its host too: their
 steps wait for each other's host time as for each other's ops.
@@ -17,28 +31,39 @@ Every cost is 0 unless a scenario, or the file of an engine, states it: nobody p
 to a version of an engine on some machine. `simcore calibrate --from` fits them to runs of one's own.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Protocol
 
 from pydantic import Field
 
 from simcore.input.fields import Strict
-from simcore.ops.op import Op, Price, Pricer, Size, Work
+from simcore.ops.op import Floor, Op, Price, Pricer, Roofline, Size, Work
 from simcore.sim.simulation import Route
-from simcore.workload.requests import Request
+from simcore.workload.requests import STEP, Journal, Request
 
 # The kind of the op that stands for the host's part of a step. Its costs are whole nanoseconds in its shape,
 # so that prices kept by op and shape hold whichever host they were made for.
 HOST_STEP = "host_step"
 NS = 1e-9
+# The entries of an op's shape that say by how much an engine's kernels differ, in whole PARTS of the factor.
+BY_ARITHMETIC, BY_MEMORY, BY_MEETING = "arithmetic_parts", "memory_parts", "collective_parts"
+PARTS = 1e-6
+MARKS = 3
+# Prices that are kept for other factors.
+MOST_KNOWN = 1 << 16
 # No host takes longer for any of them.
 MOST_S = 1e3
 Cost = Annotated[float, Field(ge=0.0, le=MOST_S)]
+# No library of kernels is ten times faster or slower.
+# What is off by more than ten times is no prediction.
+Share = Annotated[float, Field(ge=0.0, le=10.0)]
+Factor = Annotated[float, Field(ge=0.1, le=10.0)]
 
 
 class HostTime(Strict):
-    """Seconds that the host of an engine takes, beyond what the device profile says of its launches."""
+    """What an engine takes beyond the device profile: seconds of its host, and factors of its op times."""
 
     step_s: Cost = Field(default=0.0, description="added to each step, s")
     sequence_s: Cost = Field(
@@ -50,6 +75,24 @@ class HostTime(Strict):
     prompt_token_s: Cost = Field(
         default=0.0, description="for which each token of its prompt does, as tokenising it takes, s"
     )
+    answer_token_s: Cost = Field(
+        default=0.0, description="for which each token of an answer occupies its server's way out, s"
+    )
+    arithmetic_factor: Factor = Field(
+        default=1.0, description="times of ops that arithmetic bounds, as multiples of the profile's"
+    )
+    memory_factor: Factor = Field(
+        default=1.0, description="times of other ops of one rank, as multiples of the profile's"
+    )
+    collective_factor: Factor = Field(
+        default=1.0, description="times of ops in which several ranks meet, as multiples of the profile's"
+    )
+
+    tpot_within: Share = Field(
+        default=0.0,
+        description="share of TPOT within which 90 % of runs are of their prediction, 0 if unknown",
+    )
+    ttft_within: Share = Field(default=0.0, description="the same of TTFT")
 
     @property
     def in_steps(self) -> bool:
@@ -60,6 +103,26 @@ class HostTime(Strict):
     def in_front(self) -> bool:
         """Whether requests pass a front end that takes time."""
         return bool(self.request_s or self.prompt_token_s)
+
+    @property
+    def of_steps(self) -> "HostTime":
+        """What of it makes steps longer or shorter, alone."""
+        others = ("request_s", "prompt_token_s", "answer_token_s", "tpot_within", "ttft_within")
+        return self.model_copy(update=dict.fromkeys(others, 0.0))
+
+    @property
+    def marks(self) -> tuple[tuple[str, int], ...]:
+        """What the shape of each op of a model gets, by which `with_engine` knows the factors; nothing if
+        all are 1."""
+        factors = (self.arithmetic_factor, self.memory_factor, self.collective_factor)
+        if {*factors} == {1.0}:
+            return ()
+        names = (BY_ARITHMETIC, BY_MEMORY, BY_MEETING)
+        return tuple((name, round(factor / PARTS)) for name, factor in zip(names, factors, strict=True))
+
+    def within(self, figure: str) -> float:
+        """Returns the share within which 90 % of runs are of the prediction of a figure."""
+        return {"tpot": self.tpot_within, "ttft": self.ttft_within}.get(figure.partition("_")[0], 0.0)
 
     def front_s(self, request: Request) -> float:
         """Seconds for which a request occupies the front end."""
@@ -77,7 +140,11 @@ class HostTime(Strict):
         step_ms, sequence_us = 1e3 * self.step_s, 1e6 * self.sequence_s
         front = f"front end {request_ms:.4g} ms a request + {token_us:.4g} us a token"
         steps = f"host {step_ms:.4g} ms a step + {sequence_us:.4g} us a sequence"
-        return ", ".join([steps] * self.in_steps + [front] * self.in_front) or "no host time"
+        out = f"way out {1e6 * self.answer_token_s:.4g} us a token"
+        ops = f"ops x {self.arithmetic_factor:.4g} (arithmetic), x {self.memory_factor:.4g} (memory)"
+        ops += f", x {self.collective_factor:.4g} (collectives)"
+        parts = [steps] * self.in_steps + [front] * self.in_front + [out] * bool(self.answer_token_s)
+        return ", ".join(parts + [ops] * bool(self.marks)) or "no host time"
 
 
 NO_HOST_TIME = HostTime()
@@ -88,16 +155,37 @@ def _no_work(op: Op) -> Work:
     return Work(0.0, 0.0)
 
 
-def with_host_steps(price: Pricer) -> Pricer:
-    """Returns prices that know the op HOST_STEP too, by the costs in its shape."""
+def with_engine(price: Pricer, roofline: Roofline) -> Pricer:
+    """Returns prices that know the op HOST_STEP too, by the costs in its shape, and ops with `marks`, by the
+    factors in theirs."""
+
+    plain: dict[Op, tuple[Price, float, str]] = {}
 
     def priced(op: Op) -> Price:
-        if op.kind != HOST_STEP:
+        if op.kind == HOST_STEP:
+            seconds = NS * (op["step_ns"] + op["sequence_ns"] * op["sequences"])
+            return Price(seconds, seconds, seconds, "assumed", "the engine's host, as its fields say")
+        if len(op.shape) < MARKS or op.shape[-MARKS][0] != BY_ARITHMETIC:
             return price(op)
-        seconds = NS * (op["step_ns"] + op["sequence_ns"] * op["sequences"])
-        return Price(seconds, seconds, seconds, "assumed", "the engine's host, as its fields say")
+        unmarked = Op(op.kind, op.name, op.shape[:-MARKS], op.dtype, op.formula, op.axis, op.parts, op.place)
+        if unmarked not in plain:
+            if len(plain) >= MOST_KNOWN:
+                plain.clear()
+            plain[unmarked] = _bounded(unmarked, price(unmarked), roofline(unmarked))
+        found, least, by = plain[unmarked]
+        return found.times(max(PARTS * op[by], least))
 
     return priced
+
+
+def _bounded(op: Op, price: Price, floor: Floor) -> tuple[Price, float, str]:
+    """Returns a price, the least factor that leaves it above the datasheet's bound (1 if it is below it
+    already), and the entry of the shape with the factor of its engine."""
+    bound = floor.of(price)
+    least = min(1.0, bound.seconds / price.seconds) if price.seconds > 0.0 else 1.0
+    if op.ranks > 1:
+        return price, least, BY_MEETING
+    return price, least, BY_ARITHMETIC if bound.compute_s > bound.memory_s else BY_MEMORY
 
 
 # -- the front end -----------------------------------------------------------------------------------------
@@ -150,3 +238,68 @@ class FrontEnds:
             self.entered_s.append(entry_s)
         self.free_s[rank] = entry_s
         return entry_s
+
+
+# -- the way out -------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _WayOut:
+    """The way out of one server. `ends_s`, `late_s`: of its steps so far, when each ended and how late its
+    tokens were; `backlog_s`: after the last of them."""
+
+    token_s: float
+    ends_s: list[float] = field(default_factory=list)
+    late_s: list[float] = field(default_factory=list)
+    backlog_s: float = 0.0
+    ended_s: float = 0.0
+
+    def step(self, start_s: float, end_s: float, replays: int, tokens: float) -> None:
+        """Sends the tokens of `replays` steps alike, `tokens` of each, that end at `end_s`."""
+        waited_s = max(0.0, self.backlog_s - max(0.0, start_s - self.ended_s))
+        each_s, work_s = (end_s - start_s) / replays, self.token_s * tokens
+        # The longest of: never idle since then, or idle before the first or before the last of the steps.
+        more_s = work_s - each_s
+        self.backlog_s = max(waited_s + replays * more_s, work_s + max(0.0, (replays - 1) * more_s))
+        self.ended_s = end_s
+        self.ends_s.append(end_s)
+        self.late_s.append(self.backlog_s - (work_s - self.token_s) / 2.0 if tokens else self.backlog_s)
+
+    def late(self, at_s: float) -> float:
+        """How late the tokens of the step are that ended at `at_s`."""
+        return self.late_s[bisect_left(self.ends_s, at_s)]
+
+
+@dataclass(slots=True, eq=False)
+class WaysOut:
+    """The ways out of the servers of a run: they make first and last tokens late, and answer clients then.
+    `hosts`: by the rank that takes a server's requests; `later_s`: by how much the last tokens of all
+    requests are later than their first ones, in sum."""
+
+    journal: Journal
+    hosts: Mapping[int, HostTime]
+    answered: Callable[[Request, float], None]
+    later_s: float = 0.0
+    ways: dict[int, _WayOut] = field(default_factory=dict)
+    read: int = 0
+
+    def __call__(self, request: Request, at_s: float) -> None:
+        """Takes an answer whose last token the engine has at `at_s`; a listener of the journal."""
+        self._read_steps()
+        if not request.rejected and (way := self.ways.get(request.instance)) is not None:
+            first_s, last_s = way.late(request.first_token_s), way.late(at_s)
+            request.first_token_s += first_s
+            # Rounding must not put one token before the other.
+            at_s = request.finish_s = max(at_s + last_s, request.first_token_s)
+            self.later_s += last_s - first_s
+        self.answered(request, at_s)
+
+    def _read_steps(self) -> None:
+        rows, wide = self.journal.rows, len(STEP)
+        while self.read < len(rows):
+            rank, start_s, end_s, replays, decoding, _, _, firsts = rows[self.read : self.read + 8]
+            self.read += wide
+            host = self.hosts[int(rank)]
+            if host.answer_token_s:
+                way = self.ways.setdefault(int(rank), _WayOut(host.answer_token_s))
+                way.step(start_s, end_s, int(replays), decoding + firsts / replays)

@@ -9,7 +9,8 @@
 6  Little        area under the number in the system = sum of the times spent in it:
                      integral N(t) dt = sum(finish_s - arrival_s),  N counted while the run lasts
 7  decoding      steps decode no longer than requests are between their first and their last token:
-                     sum(decoding * (end_s - start_s)) <= sum(finish_s - first_token_s)
+                     sum(decoding * (end_s - start_s)) <= sum(finish_s - first_token_s) - later_s
+               later_s: by how much last tokens reach their clients later than first ones do, in sum
 8  reuse         the last token of a prompt is computed, from which the answer comes:
                      0 <= cached_prompt_tokens < prompt_tokens
 9  fleet         with autoscaling, a request comes while its server takes requests, and is answered before the
@@ -40,7 +41,7 @@ REQUEST_TIMES = ("arrival_s", "scheduled_s", "first_token_s", "finish_s")
 class Run:
     """The run that laws check. `kv_limit`: units of KV of one server; `out_of_turn`: ranks of servers that do
     not keep the order of arrival; `occupancy`: the machine's count of requests, or None; `fleet`: which
-    servers, of `ranks` ranks each, held their devices when, or None."""
+    servers, of `ranks` ranks each, held their devices when, or None; `later_s`: see law 7."""
 
     served: Served
     journal: Steps
@@ -49,6 +50,7 @@ class Run:
     occupancy: Occupancy | None = None
     fleet: Fleet | None = None
     ranks: int = 1
+    later_s: float = 0.0
 
 
 def conservation(run: Run) -> Iterator[str]:
@@ -126,7 +128,7 @@ def decoding(run: Run) -> Iterator[str]:
     served, journal = run.served, run.journal
     done = served.finished
     decoded_s = _sum_s(journal["decoding"], journal["start_s"], journal["end_s"])
-    open_s = float((served.finish_s[done] - served.first_token_s[done]).sum())
+    open_s = float((served.finish_s[done] - served.first_token_s[done]).sum()) - run.later_s
     if not decoded_s <= open_s + ROUNDING * max(open_s, served.window_s[1]):
         yield f"steps decoded for {decoded_s} s, requests had {open_s} s between their tokens"
 

@@ -30,7 +30,7 @@ from simcore.studies.own import OwnError, blamed
 from simcore.studies.serving import laws as serving_laws
 from simcore.studies.serving.autoscaling import Fleet, Rule
 from simcore.studies.serving.figures import Figure, over_replicas
-from simcore.studies.serving.host_time import NO_HOST_TIME, Feeder, FrontEnds, HostTime
+from simcore.studies.serving.host_time import NO_HOST_TIME, Feeder, FrontEnds, HostTime, WaysOut
 from simcore.studies.serving.kv_memory import Room, ServerMemory
 from simcore.studies.serving.offer import choice, offer, router
 from simcore.studies.serving.scaler import Scaler
@@ -205,10 +205,11 @@ class Bench:
     def model(self, ranks: int, host: HostTime = NO_HOST_TIME) -> ServedDecoder:
         """Returns the sharded model, in whose steps an engine's host takes time. Raises ModelError if it
         cannot be sharded so."""
+        hardware, host = self.hardware, host.of_steps
         if (ranks, host) not in self.models:
-            hardware = self.hardware
+            style, ops = hardware.style(ranks), host.ops(ROWS)
             self.models[ranks, host] = ServedDecoder(
-                self.config, ranks, hardware.dtypes, hardware.style(ranks), hardware.whole, host.ops(ROWS)
+                self.config, ranks, hardware.dtypes, style, hardware.whole, ops, host.marks
             )
         return self.models[ranks, host]
 
@@ -327,6 +328,7 @@ class Prepared:
     opens: Bools | None
     tenants: Tenants | None
     scaler: Scaler | None = None
+    ways_out: WaysOut | None = None
 
     def simulate(self) -> None:
         """Runs the event loop."""
@@ -370,6 +372,7 @@ class Prepared:
             found.fleet,
             # Only servers that are alike start and stop.
             self.groups[0].case.ranks,
+            0.0 if self.ways_out is None else self.ways_out.later_s,
         )
         serving_laws.enforce(run)
         return found
@@ -421,10 +424,14 @@ def prepared(bench: Bench, case: Case, replica: int, end: End = "value", most: i
     to = scaler or router(bench.scenario.routing, ranks, kv_tokens)
     requests = offer(feeder, case.point.workload, drawn, to, journal)
     occupancy = _counted(simulation, feeder, journal)
+    ways = None
+    if any(host.answer_token_s for host in hosts.values()):
+        assert journal.answered is not None
+        journal.answered = ways = WaysOut(journal, hosts, journal.answered)
     opens = None if drawn.turns is None else drawn.turns.opens
     left, tenants = drawn.left_out, drawn.tenants
     return Prepared(
-        bench, case, groups, journal, simulation, requests, occupancy, left, opens, tenants, scaler
+        bench, case, groups, journal, simulation, requests, occupancy, left, opens, tenants, scaler, ways
     )
 
 
