@@ -14,6 +14,7 @@ from simcore.ops.op import Floor, Op, Price, Work
 from simcore.scenario import load_scenario, parse_scenario, resolved
 from simcore.sim.runs import span_by_span
 from simcore.studies.one_device import DeviceStudy
+from simcore.studies.serving.engines.presets import load_engine
 from simcore.studies.serving.host_time import HostTime, _WayOut, with_engine
 from simcore.studies.serving.runner import Bench, Result
 from simcore.studies.serving.strategies import label
@@ -365,6 +366,15 @@ def test_a_wrong_file_is_one_line(tmp_path: Path, change: dict[str, Any], says: 
     with pytest.raises(InputError, match=f"my-service.yaml.*{says}") as raised:
         assemble(load_scenario(scenario_file(tmp_path, str(path))), "host")
     assert "\n" not in str(raised.value)
+
+
+def test_a_file_that_changes_is_read_anew(tmp_path: Path) -> None:
+    path = written(tmp_path, OWN)
+    assert load_engine(str(path)).fields["host"]["step_s"] == 1e-3
+    assert load_engine(str(path)) == load_engine(str(path))
+    written(tmp_path, OWN | {"fields": {"host": {"step_s": 2.5e-3, "memory_factor": 1.02}}})
+    found = load_engine(str(path)).fields["host"]
+    assert (found["step_s"], found["memory_factor"]) == (2.5e-3, 1.02)
 
 
 def test_a_file_that_is_not_there_is_one_line(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ fields that differ, such as the host time of a service (`simcore calibrate --fro
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -130,6 +130,19 @@ def own_of(name: str) -> Engine | None:
 
 
 def _read_own(path: Path) -> Engine:
+    """Reads a file of one's own, once unless it changes: a plan asks for it at each of its points."""
+    try:
+        there = path.stat()
+    except OSError:
+        # The reader says what is wrong.
+        return _own_at(path, path.absolute(), 0, 0)
+    return _own_at(path, path.absolute(), there.st_mtime_ns, there.st_size)
+
+
+@lru_cache(maxsize=64)
+def _own_at(path: Path, whole: Path, changed_ns: int, size: int) -> Engine:
+    """Reads a file; the other arguments tell one state of it from another."""
+    del whole, changed_ns, size
     document = read_yaml(path)
     if isinstance(document, dict) and document.get("base") is None:
         raise InputError(f"{path}: base: is missing; one of {', '.join(engine_names())} is needed")
