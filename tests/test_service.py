@@ -1,7 +1,7 @@
 """`calibrate --from`: constants of services that the simulator made are found again; faults are one line."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from simcore.studies.one_device import DeviceStudy
 from simcore.studies.serving.engines.presets import load_engine
 from simcore.studies.serving.host_time import HostTime
 from simcore.studies.serving.study import cases
-from simcore.validate.calibration.service import Times, each_held_back, fitted, told_apart
+from simcore.validate.calibration.service import Times, each_held_back, fitted, told_apart, within
 from simcore.validate.calibration.service_runs import read_run
 from simcore.workload.vllm_bench import write_bench
 from tests.thorough import slow
@@ -125,8 +125,8 @@ def calibrated(*words: object) -> tuple[int, str]:
 @slow
 @pytest.mark.parametrize("detailed", [True, False])
 def test_a_service_s_constants_are_found_again(tmp_path: Path, detailed: bool) -> None:
-    """What steps take to 5 %, what the front end takes for prompts as in these runs to 15 %; what is held
-    back is predicted within 5 and 15 %."""
+    """What a host adds to steps to 10 %, for a factor of op times takes some of it; what the front end takes
+    for prompts as in these runs to 15 %; factors of memory to 3, of arithmetic to 10 %."""
     files = [result_file(tmp_path, name, detailed=detailed) for name in LOADS]
     out = tmp_path / "ours-engine.yaml"
     code, said = calibrated("--from", *files, "--scenario", scenario_file(tmp_path), "--out", out)
@@ -135,7 +135,9 @@ def test_a_service_s_constants_are_found_again(tmp_path: Path, detailed: bool) -
     host = HostTime(**load_engine(str(out)).fields["host"])
     for sequences in (4, 48):
         wanted_s = HOST.step_s + HOST.sequence_s * sequences
-        assert host.step_s + host.sequence_s * sequences == pytest.approx(wanted_s, rel=0.05)
+        assert host.step_s + host.sequence_s * sequences == pytest.approx(wanted_s, rel=0.1)
+    assert host.memory_factor == pytest.approx(1.0, abs=0.03)
+    assert host.arithmetic_factor == pytest.approx(1.0, abs=0.1)
     wanted_s = HOST.request_s + 500 * HOST.prompt_token_s
     assert host.request_s + 500 * host.prompt_token_s == pytest.approx(wanted_s, rel=0.15)
     written = load_engine(str(out))
@@ -280,10 +282,14 @@ class Made:
 
     @property
     def times(self) -> Times:
-        return by_lines(self, self.host)
+        return times_of(self, self.host)
 
 
-def by_lines(run: Made, host: HostTime) -> Times:
+def by_lines(tasks: Sequence[tuple[Made, HostTime]]) -> list[Times]:
+    return [times_of(run, host) for run, host in tasks]
+
+
+def times_of(run: Made, host: HostTime) -> Times:
     tpot_s = 8e-3 + host.step_s + host.sequence_s * run.sequences
     return Times(0.04 + 2 * tpot_s + host.request_s + host.prompt_token_s * run.prompt_tokens, tpot_s)
 
@@ -291,18 +297,21 @@ def by_lines(run: Made, host: HostTime) -> Times:
 def test_lines_are_found() -> None:
     """To 5 %: what is usual for hosts pulls a little."""
     runs = [Made(4, 1000), Made(64, 200), Made(32, 4000)]
-    np.testing.assert_allclose(
-        [*fitted(runs, by_lines).model_dump().values()], [*HOST.model_dump().values()], rtol=0.05
-    )
+    found = fitted(runs, by_lines)
+    for name in ("step_s", "sequence_s", "request_s", "prompt_token_s"):
+        assert getattr(found, name) == pytest.approx(getattr(HOST, name), rel=0.05)
+    # Times that no factor and no way out changes say nothing of them.
+    assert (found.answer_token_s, found.marks) == (0.0, ())
     for one in each_held_back({str(i): run for i, run in enumerate(runs)}, by_lines):
         assert abs(one.tpot_pct) < 1.0
         assert abs(one.ttft_pct) < 5.0
 
 
 def test_only_what_runs_tell_apart_is_fitted() -> None:
-    assert told_apart([Made(8, 100), Made(9, 100)]) == ("step_s", "request_s")
-    assert told_apart([Made(8, 100), Made(12, 100)]) == ("step_s", "sequence_s", "request_s")
-    assert told_apart([Made(8, 100), Made(9, 150)]) == ("step_s", "request_s", "prompt_token_s")
+    always = ("answer_token_s", "arithmetic_factor", "memory_factor", "collective_factor")
+    assert told_apart([Made(8, 100), Made(9, 100)]) == ("step_s", "request_s", *always)
+    assert told_apart([Made(8, 100), Made(12, 100)]) == ("step_s", "sequence_s", "request_s", *always)
+    assert told_apart([Made(8, 100), Made(9, 150)]) == ("step_s", "request_s", "prompt_token_s", *always)
     one = fitted([Made(8, 100)], by_lines)
     assert (one.sequence_s, one.prompt_token_s) == (0.0, 0.0)
     assert one.step_s == pytest.approx(HOST.step_s + 8 * HOST.sequence_s, rel=0.02)
@@ -323,6 +332,33 @@ def test_no_cost_is_below_zero_and_a_front_end_keeps_up() -> None:
 def test_a_service_without_host_time_has_none() -> None:
     runs = [Made(4, 1000, HostTime()), Made(64, 200, HostTime())]
     assert fitted(runs, by_lines) == HostTime()
+
+
+def test_how_far_others_are_is_what_the_errors_say() -> None:
+    """Of a hundred errors the 91st; of three Student's t times their size, 2.353."""
+    errors = [0.001 * (i + 1) * (-1) ** i for i in range(100)]
+    assert within(errors) == pytest.approx(np.expm1(0.091))
+    assert within([0.1, -0.1, 0.1]) == pytest.approx(np.expm1(0.2353), rel=1e-3)
+    assert within([5.0]) == 10.0
+
+
+def test_a_fit_says_how_far_runs_are_that_it_leaves_out() -> None:
+    """Services that are up to a tenth slower or faster than their lines: 90 % of new ones are within."""
+    drawn = np.random.default_rng(1)
+
+    class Off(Made):
+        @property
+        def times(self) -> Times:
+            by = 1.0 + 0.1 * np.sin(1e3 * self.sequences)
+            return Times(by * times_of(self, self.host).ttft_s, by * times_of(self, self.host).tpot_s)
+
+    runs = [Off(float(drawn.uniform(1, 64)), float(drawn.uniform(100, 4000))) for _ in range(24)]
+    found = fitted(runs, by_lines)
+    assert 0.06 < found.tpot_within < 0.16
+    assert 0.06 < found.ttft_within < 0.16
+    new = [Off(float(drawn.uniform(1, 64)), float(drawn.uniform(100, 4000))) for _ in range(200)]
+    off = [one.times.tpot_s / times_of(one, found).tpot_s for one in new]
+    assert 0.8 < np.mean([1 / (1 + found.tpot_within) < each < 1 + found.tpot_within for each in off]) < 1.0
 
 
 def test_of_one_run_nothing_is_held_back() -> None:

@@ -84,7 +84,7 @@ def table(tmp_path: Path, host_s: float = 0.0) -> tuple[Path, list[Row]]:
     rows = [line(i, *what) for i, what in enumerate(wanted)]
     read, _ = read_rows(written(tmp_path / "raw.csv", *rows))
     for cells, one in zip(rows, read, strict=True):
-        found, _ = predict(one, "none", HostTime(sequence_s=host_s))
+        found, _ = predict(one, "none", HostTime(step_s=host_s))
         cells |= {"silicon_ttft_ms": f"{1e3 * found.ttft_s!r}", "silicon_tpot_ms": f"{1e3 * found.tpot_s!r}"}
     path = written(tmp_path / "table.csv", *rows)
     return path, read_rows(path)[0]
@@ -349,7 +349,7 @@ def test_rows_are_predicted_by_as_many_processes_as_are_asked_for(
 
     monkeypatch.setattr(prediction, "ProcessPoolExecutor", pool)
     monkeypatch.setattr("os.cpu_count", lambda: cores)
-    monkeypatch.setattr(prediction, "_predict_group", lambda profile, tasks: [host for _, host in tasks])
+    monkeypatch.setattr(prediction, "_predict_tasks", lambda tasks, profile, known: [h for _, h in tasks])
     wide, narrow = (row(MAX_70B, 4, ranks, tmp_path) for ranks in (8, 2))
     hosts = [HostTime(step_s=seconds) for seconds in (0.5, 0.25, 0.125, 1.0)]
     tasks = list(zip((wide, narrow, narrow, wide), hosts, strict=True))
@@ -369,14 +369,16 @@ def test_rows_together_are_predicted_as_one_by_one(tmp_path: Path) -> None:
 
 @slow
 def test_the_constant_is_found_from_the_drawn_rows_alone(tmp_path: Path) -> None:
-    _, rows = table(tmp_path, host_s=3e-5)
+    _, rows = table(tmp_path, host_s=1e-3)
     chosen = drawn(rows, seed=0)
     names = {one.series.name for one in rows}
     assert {name: len(mine) for name, mine in chosen.items()} == dict.fromkeys(names, 1)
     hosts = fitted(chosen, "none", 1)
-    assert {name: host.sequence_s for name, host in hosts.items()} == pytest.approx(
-        dict.fromkeys(names, 3e-5), rel=0.02
+    # To 2 %: what is usual for hosts pulls a little. A single row tells no sequence's time.
+    assert {name: host.step_s for name, host in hosts.items()} == pytest.approx(
+        dict.fromkeys(names, 1e-3), rel=0.02
     )
+    assert {host.sequence_s for host in hosts.values()} == {0.0}
     # The table was made without a front end.
     assert not any(host.in_front for host in hosts.values())
     # Which rows are drawn does not depend on what was measured.
@@ -385,8 +387,8 @@ def test_the_constant_is_found_from_the_drawn_rows_alone(tmp_path: Path) -> None
     assert [one.id for one in drawn(others, 0)[name]] == [one.id for one in chosen[name]]
 
 
-@pytest.mark.parametrize(("count", "share"), [(1, 1), (9, 1), (10, 1), (11, 2), (30, 3), (31, 4)])
-def test_a_tenth_of_the_rows_of_a_series_is_drawn_and_one_at_least(
+@pytest.mark.parametrize(("count", "share"), [(1, 1), (3, 1), (5, 1), (6, 2), (30, 10), (31, 10)])
+def test_a_third_of_the_rows_of_a_series_is_drawn_and_one_at_least(
     count: int, share: int, tmp_path: Path
 ) -> None:
     one = row(MAX_70B, 4, 2, tmp_path)
@@ -401,7 +403,10 @@ def test_what_a_seed_draws_stays_the_same_over_versions(tmp_path: Path) -> None:
     found = drawn(rows, seed=3)
     assert list(found) == sorted(found)
     ids = {name: [each.id for each in mine] for name, mine in found.items()}
-    assert ids == {"InferenceMAX, vLLM": ["18", "27", "19"], "another": ["08", "01", "23"]}
+    assert {name: mine[:3] for name, mine in ids.items()} == {
+        "InferenceMAX, vLLM": ["18", "27", "19"],
+        "another": ["08", "01", "23"],
+    }
 
 
 # -- figures ---------------------------------------------------------------------------------------------
@@ -421,10 +426,18 @@ def judged(tmp_path: Path, *errors: tuple[float, float]) -> list[Compared]:
 def test_figures_are_medians_and_means_of_errors_without_sign(tmp_path: Path) -> None:
     found = figures(judged(tmp_path, (1.1, 0.5), (0.7, 1.0), (1.0, 2.0)))
     assert found == pytest.approx(
-        {"n": 3, "tpot_median": 10.0, "tpot_mean": 40 / 3, "ttft_median": 50.0, "ttft_mean": 50.0}
+        {
+            "n": 3,
+            "tpot_held": 100 / 3,
+            "ttft_held": 100 / 3,
+            "tpot_median": 10.0,
+            "tpot_mean": 40 / 3,
+            "ttft_median": 50.0,
+            "ttft_mean": 50.0,
+        }
     )
-    assert missed(found) == ["tpot_median", "ttft_mean"]
-    assert missed(figures(judged(tmp_path, (1.05, 1.4)))) == []
+    assert missed(found) == ["tpot_median", "tpot_mean", "ttft_median", "ttft_mean"]
+    assert missed(figures(judged(tmp_path, (1.04, 1.14)))) == []
 
 
 def test_rows_that_cannot_be_true_are_named_and_counted_apart(tmp_path: Path) -> None:
@@ -560,8 +573,7 @@ def test_fitted_rows_are_not_judged(tmp_path: Path) -> None:
     text = "\n".join(lines([good, replace(fit, is_fitted=True)], {name: NO_HOST_TIME}, 1))
     assert "| all | 1 | 0.0 % |" in text
     assert f"| {good.row.card} | 1 | 0.0 % |" in text
-    front = "front end 0 ms a request, 0 us a token"
-    assert f"{name}: host 0.0 us a sequence of a step, {front}, fitted to 1 of 2 rows" in text
+    assert f"{name}: no host time, fitted to 1 of 2 rows; 90 % of others within 0 % (TPOT)" in text
 
 
 def test_a_model_that_nothing_is_fitted_to_is_judged_apart(tmp_path: Path) -> None:
@@ -588,7 +600,7 @@ def test_rows_of_such_a_model_alone_are_predicted_without_a_constant(tmp_path: P
 
 @slow
 def test_engines_as_the_simulator_has_them_are_met(tmp_path: Path) -> None:
-    _, rows = table(tmp_path, host_s=2e-5)
+    _, rows = table(tmp_path, host_s=1e-3)
     found, _ = compared(rows, "none", seed=3, jobs=1)
     assert not any(one.impossible for one in found)
     assert max(abs(one.tpot_pct) for one in found) < 1.0
@@ -614,7 +626,7 @@ def test_the_program_ends_with_0_or_2(
             run(silicon.main)
         return ended.value.code, *capsys.readouterr()
 
-    path, _ = table(tmp_path, host_s=2e-5)
+    path, _ = table(tmp_path, host_s=1e-3)
     out = tmp_path / "rows.csv"
     code, said, wrong = program(str(path), "--profile", "none", "--jobs", "1", "--out", str(out))
     assert (code, wrong) == (0, "")
@@ -639,7 +651,7 @@ def test_a_missed_bar_is_exit_code_1(tmp_path: Path) -> None:
     twice = written(tmp_path / "twice.csv", *given)
     found = CliRunner().invoke(app, [str(twice), "--profile", "none", "--jobs", "1"])
     assert found.exit_code == 1
-    assert "missed: tpot median is not below 8 %" in found.stdout
+    assert "missed: tpot median is not below 5 %" in found.stdout
 
 
 @pytest.mark.skipif(not REAL.exists(), reason="the table of measured engines is not here")

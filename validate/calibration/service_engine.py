@@ -110,7 +110,11 @@ class _Predict:
         self._known: dict[tuple[Path, HostTime], Times] = {}
         self._bench: Bench | None = None
 
-    def __call__(self, run: ServiceRun, host: HostTime) -> Times:
+    def __call__(self, tasks: Sequence[tuple[ServiceRun, HostTime]]) -> list[Times]:
+        """Returns the mean latencies of the requests of each run."""
+        return [self.one(run, host) for run, host in tasks]
+
+    def one(self, run: ServiceRun, host: HostTime) -> Times:
         """Returns the mean latencies of a run's requests."""
         key = run.path, host
         if key not in self._known:
@@ -164,7 +168,7 @@ def _notes(runs: dict[str, ServiceRun], predict: _Predict, host: HostTime) -> It
             yield f"{name}: has request_rate and max_concurrency; it is simulated as {how}"
         if not run.listed:
             yield f"{name}: has no input_lens (--save-detailed): all its requests are taken to be as long"
-        fit, alone = predict(run, host), predict(run, HostTime())
+        fit, alone = predict.one(run, host), predict.one(run, HostTime())
         off = math.exp(abs(math.log(fit.tpot_s / run.times.tpot_s))) - 1.0
         if off > FAR:
             yield (

@@ -1,34 +1,25 @@
 """Predicts a measured row: the same clients, engine and card, at the prices of a profile.
 
     TTFT, TPOT = means over the requests that the benchmark counts
-    a step takes its ops' time + its sequences x sequence_s
-    a request passes a serial front end in request_s + its prompt's tokens x prompt_token_s
+    the engine takes, beyond the profile, what `HostTime` says: between steps, for its kernels, on the ways in
+    and out
 
-`sequence_s` is the part of a step that the card does not hide: between two steps the engine schedules,
-samples, prepares inputs and answers, one sequence after the other. These constants depend on the engine's
-version and on the machines, so each series of measurements has its own, fitted to a tenth of its rows, drawn
-by a seed, first the one and then, where at least FEWEST rows are drawn, the front end's (else 0: two
-constants more are no fit to a handful of rows, and a front end that is too slow makes any TTFT):
-
-    sequence_s = argmin of the mean over these rows of |log(predicted TPOT / measured TPOT)|
-    front end  = argmin of the mean over these rows of |log(predicted TTFT / measured TTFT)| on a grid of
-                 those that are busy for BUSY of these rows' time at most, as in `calibrate --from`
-
-The fit never uses the other rows.
+These constants depend on the engine's version and on the machines, so each series of measurements has its
+own, fitted to a third of its rows of FITTED models, drawn by a seed, as `calibrate --from` fits them to runs
+of one's own (`service.py`). The fit never uses the other rows, and no row of other models.
 """
 
 import math
 import os
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import product
-from typing import Any, cast
-
-import numpy as np
-from numpy.typing import NDArray
+from itertools import chain
+from operator import itemgetter
+from typing import Any, Protocol, cast
 
 from simcore.assembly import assemble
 from simcore.devices.profile import NO_PROFILE
@@ -42,20 +33,22 @@ from simcore.studies.serving.runner import Bench, price_shares
 from simcore.studies.serving.scenario import ServingScenario
 from simcore.studies.serving.study import cases
 from simcore.validate.calibration.records import NAME
-from simcore.validate.calibration.service import BUSY
+from simcore.validate.calibration.service import Times, told_apart
+from simcore.validate.calibration.service import fitted as to_runs
 from simcore.validate.engines.rows import FITTED, Row
 
-# The share of rows to which a constant is fitted.
-FITTED_SHARE = 0.1
-# The search for host_s interpolates TPOT linearly between these values.
-HOST_S = (0.0, 2e-6, 5e-6, 1e-5, 2e-5, 4e-5, 8e-5, 1.6e-4, 3.2e-4)
-STEPS = 9601
-# Rows that a front end is fitted to at least.
-FEWEST = 8
-# The front ends that are tried, in the order in which the first of equal ones is taken.
-REQUEST_S, PROMPT_TOKEN_S = (0.0, 2e-3, 5e-3, 1e-2), (0.0, 2e-6, 5e-6, 1e-5)
+# The share of rows to which constants are fitted.
+FITTED_SHARE = 1.0 / 3.0
+# From so many times what a right simulation is off by, an error counts by its size and not by its square:
+# some rows cannot be true.
+HUBER = 2.0
+# Fewer rows than there are constants tell only what steps take: two constants.
+FEWEST, OF_STEPS = 7, ("step_s", "sequence_s")
+# Tasks that a process is given at a time, so that none works long after the others.
+AT_A_TIME = 12
+# Hosts whose prices of graphs are kept at a time.
+MOST_HOSTS = 24
 FLOOR = "floor"
-Numbers = NDArray[np.float64]
 # An answer reaches its client, and the next request the engine, after the next step has begun.
 CLIENT_S = 1e-4
 
@@ -139,12 +132,8 @@ def _at_datasheet(hardware: Hardware) -> Hardware:
 def predict(row: Row, profile: str, host: HostTime, like: Bench | None = None) -> tuple[Predicted, Bench]:
     """Returns the simulator's figures of a row, and its bench. `like`: the bench of a row with the same
     `_place`, whose graphs and prices are reused."""
-    study = assemble(scenario_of(row, profile, host), row.id).study
-    assert isinstance(study, DeviceStudy)
-    known = study.bench.hardware if profile != FLOOR else _at_datasheet(study.bench.hardware)
-    bench = replace(study.bench, hardware=replace(known, kept=None))
-    if like is not None:
-        bench = replace(bench, models=like.models, prices=like.prices)
+    scenario = scenario_of(row, profile, host)
+    bench = _bench(scenario, row.id, profile) if like is None else like.of(scenario)
     found = bench.run(next(cases(bench)), 0)
     served = found.served
     counted = served.finished & (served.id >= row.clients * row.series.warm_up)
@@ -160,31 +149,53 @@ def predict(row: Row, profile: str, host: HostTime, like: Bench | None = None) -
     return figures, bench
 
 
+def _bench(scenario: ServingScenario, name: str, profile: str) -> Bench:
+    study = assemble(scenario, name).study
+    assert isinstance(study, DeviceStudy)
+    known = study.bench.hardware if profile != FLOOR else _at_datasheet(study.bench.hardware)
+    bench: Bench = replace(study.bench, hardware=replace(known, kept=None))
+    return bench
+
+
 # -- many rows ---------------------------------------------------------------------------------------------
 
 
 Task = tuple[Row, HostTime]
 
 
-def predict_all(tasks: Sequence[Task], profile: str, jobs: int | None = None) -> list[Predicted]:
-    """Predicts rows, each with a host; `jobs`: number of processes, default the number of cores."""
-    groups: dict[tuple[object, ...], list[int]] = {}
-    for i, (row, _) in enumerate(tasks):
-        groups.setdefault(_place(row), []).append(i)
-    # The longest groups first, so that no process ends long after the others.
-    order = sorted(groups.values(), key=len, reverse=True)
-    one = partial(_predict_group, profile)
-    work = [[tasks[i] for i in group] for group in order]
+class Predictions(Protocol):
+    """Predicts rows, each with a host, in this order."""
+
+    def __call__(self, tasks: Sequence[Task], profile: str) -> list[Predicted]:
+        """Returns their predictions."""
+
+
+@contextmanager
+def predictions(jobs: int | None = None) -> Iterator[Predictions]:
+    """Gives what predicts rows in `jobs` processes, default the number of cores, which keep the prices that
+    they have found."""
     jobs = jobs or os.cpu_count() or 1
     if jobs == 1:
-        found = list(map(one, work))
-    else:
-        with ProcessPoolExecutor(jobs) as pool:
-            found = list(pool.map(one, work))
-    by_task = {
-        i: ours for group, got in zip(order, found, strict=True) for i, ours in zip(group, got, strict=True)
-    }
-    return [by_task[i] for i in range(len(tasks))]
+        known: Known = {}
+        yield lambda tasks, profile: _predict_tasks(tasks, profile, known)
+        return
+    with ProcessPoolExecutor(jobs) as pool:
+
+        def predict_in_pool(tasks: Sequence[Task], profile: str) -> list[Predicted]:
+            # Tasks at the same prices together.
+            order = sorted(range(len(tasks)), key=lambda i: str(_place(tasks[i][0])))
+            parts = [order[i : i + AT_A_TIME] for i in range(0, len(order), AT_A_TIME)]
+            work = [[tasks[i] for i in part] for part in parts]
+            found = pool.map(partial(_predict_part, profile), work)
+            return [one for _, one in sorted(zip(order, chain(*found), strict=True), key=itemgetter(0))]
+
+        yield predict_in_pool
+
+
+def predict_all(tasks: Sequence[Task], profile: str, jobs: int | None = None) -> list[Predicted]:
+    """Predicts rows, each with a host; `jobs`: number of processes, default the number of cores."""
+    with predictions(jobs) as predicted:
+        return predicted(tasks, profile)
 
 
 def _place(row: Row) -> tuple[object, ...]:
@@ -192,11 +203,24 @@ def _place(row: Row) -> tuple[object, ...]:
     return (row.card, row.model, row.ranks, row.weights, row.kv_dtype)
 
 
-def _predict_group(profile: str, tasks: Sequence[Task]) -> list[Predicted]:
-    known: Bench | None = None
+# Benches by profile and place, whose prices are used again.
+Known = dict[tuple[object, ...], Bench]
+# Of a process of a pool.
+_KNOWN: Known = {}
+
+
+def _predict_part(profile: str, tasks: Sequence[Task]) -> list[Predicted]:
+    return _predict_tasks(tasks, profile, _KNOWN)
+
+
+def _predict_tasks(tasks: Sequence[Task], profile: str, known: Known) -> list[Predicted]:
     found = []
     for row, host in tasks:
-        figures, known = predict(row, profile, host, known)
+        key = (profile, *_place(row))
+        figures, bench = predict(row, profile, host, known.get(key))
+        # Each host with other factors has prices of its own.
+        many = len(bench.models) >= MOST_HOSTS
+        known[key] = replace(bench, models={}, prices={}, groups={}) if many else bench
         found.append(figures)
     return found
 
@@ -208,51 +232,38 @@ def least(rows: Sequence[Row], jobs: int | None = None) -> list[Predicted]:
 
 
 def drawn(rows: Sequence[Row], seed: int) -> dict[str, list[Row]]:
-    """Draws a tenth of the rows of each series, at least one, by a seed; of models that are FITTED."""
+    """Draws a third of the rows of each series, at least one, by a seed; of models that are FITTED."""
     series: dict[str, list[Row]] = {}
     for row in sorted(rows, key=lambda row: row.id):
         if row.model in FITTED:
             series.setdefault(row.series.name, []).append(row)
     return {
-        name: random.Random(f"{seed} {name}").sample(mine, math.ceil(FITTED_SHARE * len(mine)))
+        name: random.Random(f"{seed} {name}").sample(mine, max(1, math.floor(FITTED_SHARE * len(mine))))
         for name, mine in sorted(series.items())
     }
 
 
 def fitted(chosen: Mapping[str, Sequence[Row]], profile: str, jobs: int | None = None) -> dict[str, HostTime]:
     """Fits the constants of each series to these rows."""
-    sequence_s = _sequence_s(chosen, profile, jobs)
-    tried = {
-        name: [
-            HostTime(sequence_s=sequence_s[name], request_s=request_s, prompt_token_s=token_s)
-            for request_s, token_s in product(REQUEST_S, PROMPT_TOKEN_S)
-            if all((request_s + token_s * row.isl) * row.clients <= BUSY * row.cycle_s for row in mine)
-        ][: None if len(mine) >= FEWEST else 1]
-        for name, mine in chosen.items()
-    }
-    told = {name: mine for name, mine in chosen.items() if len(tried[name]) > 1}
-    tasks = [(row, host) for name, mine in told.items() for row in mine for host in tried[name]]
-    found = iter(predict_all(tasks, profile, jobs))
-    off = {
-        name: [[abs(math.log(next(found).ttft_s / row.ttft_s)) for _ in tried[name]] for row in mine]
-        for name, mine in told.items()
-    }
-    return {
-        name: hosts[int(np.mean(off[name], axis=0).argmin()) if name in off else 0]
-        for name, hosts in tried.items()
-    }
+    with predictions(jobs) as predicted:
+        return {
+            name: to_runs(
+                mine,
+                lambda tasks: [Times(one.ttft_s, one.tpot_s) for one in predicted(tasks, profile)],
+                names=[name for name in told_apart(mine) if len(mine) >= FEWEST or name in OF_STEPS],
+                most_slopes=1,
+                huber=HUBER,
+            )
+            for name, mine in chosen.items()
+        }
 
 
-def _sequence_s(chosen: Mapping[str, Sequence[Row]], profile: str, jobs: int | None) -> dict[str, float]:
-    """Fits what a sequence adds to a step, of each series, in seconds."""
-    rows = [row for mine in chosen.values() for row in mine]
-    tasks = [(row, HostTime(sequence_s=seconds)) for row in rows for seconds in HOST_S]
-    found = iter(predict_all(tasks, profile, jobs))
-    ratios = {row.id: np.array([next(found).tpot_s / row.tpot_s for _ in HOST_S]) for row in rows}
-    tried = np.linspace(HOST_S[0], HOST_S[-1], STEPS)
-    return {name: _best(tried, [ratios[row.id] for row in mine]) for name, mine in chosen.items()}
-
-
-def _best(tried: Numbers, ratios: Sequence[Numbers]) -> float:
-    off = np.mean([np.abs(np.log(np.interp(tried, HOST_S, ratio))) for ratio in ratios], axis=0)
-    return float(tried[int(off.argmin())])
+def host_for(row: Row, chosen: Mapping[str, Sequence[Row]], hosts: Mapping[str, HostTime]) -> HostTime:
+    """Returns the constants of a row's series; none if no row of it was drawn. Kernels of a number format
+    that no row drawn has are other kernels: their factors are 1."""
+    mine = row.series.fitted_as
+    if mine not in hosts:
+        return NO_HOST_TIME
+    if row.weights in {one.weights for one in chosen[mine]}:
+        return hosts[mine]
+    return hosts[mine].model_copy(update={"arithmetic_factor": 1.0, "memory_factor": 1.0})

@@ -24,6 +24,7 @@ from simcore.input.files import STRICT, Count, InputError, Share, read_cells, re
 from simcore.models.decoder_config import DecoderConfig, load_config
 from simcore.ops.op import DTYPE_BYTES
 from simcore.validate import cells
+from simcore.validate.calibration.service import Times
 
 HERE = Path(__file__).resolve().parent
 ENGINES = HERE / "engines.yaml"
@@ -123,6 +124,26 @@ class Row:
     def cycle_s(self) -> float:
         """Seconds from one request of a client to its next."""
         return self.ttft_s + (self.osl - 1) * self.tpot_s
+
+    @property
+    def times(self) -> Times:
+        """What was measured, as a run that constants are fitted to."""
+        return Times(self.ttft_s, self.tpot_s)
+
+    @property
+    def sequences(self) -> float:
+        """Requests that decode at a time, in the mean."""
+        return self.clients * (self.osl - 1) * self.tpot_s / self.cycle_s
+
+    @property
+    def prompt_tokens(self) -> float:
+        """Tokens of a prompt, in the mean."""
+        return self.isl * (1.0 + self.series.shortest) / 2.0
+
+    @property
+    def rate_per_s(self) -> float:
+        """Requests that are answered in a second."""
+        return self.clients / self.cycle_s
 
     @property
     def label(self) -> str:
