@@ -142,7 +142,7 @@ class SharedUse:
     date: str = Field(description="when it was measured")
     kernels_between: Positive = Field(
         default=1.0,
-        description="kernels of a stream bound by memory between two of one bound by arithmetic",
+        description="in services, kernels of a decode step that get in between two of a prompt",
         le=100.0,
     )
 

@@ -293,9 +293,10 @@ def place_of(on: str, where: str, scenario: Scenario, progress: Progress) -> Pla
     if on == CARD:
         _, card = card_for(where, scenario, progress)
         return Place(on, card.start, REPEATS, described=lambda: card.described)
-    from simcore.validate.machines.here import Real, check_formats  # noqa: PLC0415
+    from simcore.validate.machines.here import Real, check_formats, check_prompts  # noqa: PLC0415
 
     check_formats(scenario, where)
+    check_prompts(scenario, where)
     real = Real(REPEATS)
     return Place(on, real.start, REPEATS, described=lambda: real.described)
 

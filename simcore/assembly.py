@@ -551,9 +551,7 @@ def _rates_of(profile: FittedProfile | None) -> Rates:
     """Returns how concurrent graphs of one program slow each other down: as measured if the profile has a
     measurement, else by max-min fairness."""
     shared = profile.contention if profile else None
-    if shared is None:
-        return max_min_rates
-    return shared_reads(0.0, shared.bandwidth_share, shared.tail_overlap_s, shared.kernels_between)
+    return shared_reads(0.0, shared.bandwidth_share, shared.tail_overlap_s) if shared else max_min_rates
 
 
 def _fits_of(device: DeviceInUse) -> FittedProfile | None:

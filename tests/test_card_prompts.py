@@ -42,14 +42,14 @@ class StepByStep:
 
 @pytest.mark.parametrize("kernels_between", [1.0, 1.3, 1.7])
 def test_the_law_s_constant_is_counted_in_its_own_runs(kernels_between: float) -> None:
-    """To 3 %: between two steps the host takes time, in which a prompt runs alone."""
+    """To 3 %: between two steps the host takes time, in which a prompt runs alone. Here it takes little."""
     device, profile = load_device("h200-sxm"), load_profile("h200-sxm", "local")
     assert isinstance(profile, FittedProfile)
     setup = Setup(
         model=MODEL,
         price=pricer(device, profile=profile),
         roofline=roofline(device),
-        overheads=replace(device.overheads, **profile.overheads),
+        overheads=replace(device.overheads, **{**profile.overheads, "batch_s": 1e-4}),
         rates=shared_reads(0.0, 0.95, 4e-6, kernels_between),
     )
 
@@ -102,4 +102,5 @@ def test_the_service_runs_on_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(cuda_prompts, name, value)
     (spans,) = traces_on(replace(GQA, layers=1), FakeCudaApi(), "cpu")
     assert sum(each.stream == "context 0" for each in spans) == 3
-    assert all(steps > 0.0 for steps in steps_inside(spans))
+    # Each answer has a step of its own at least, beside which another may be computed.
+    assert {cuda_prompts._sequences(each) for each in spans if each.stream == "main"} >= {1, 2}

@@ -19,7 +19,7 @@ from simcore.devices.price import launches_and_floor, pricer, roofline
 from simcore.devices.profile import load_profile
 from simcore.devices.spec import load_device
 from simcore.input.files import InputError
-from simcore.models.decoder_config import DecoderConfig, ModelError
+from simcore.models.decoder_config import DecoderConfig, ModelError, load_config
 from simcore.models.mixers import FULL, LINEAR, LinearMixer
 from simcore.models.operators import linear_attention_op
 from simcore.models.prompt import PROMPT_METHODS, Prompt
@@ -29,6 +29,7 @@ from simcore.studies.common import Outcome
 from simcore.studies.operators.answer import ratio_errors
 from simcore.studies.operators.data_set import batches, lengths
 from simcore.studies.operators.scenario import DataSet
+from simcore.validate.machines.here import check_prompts
 
 ROOT = Path(__file__).resolve().parent.parent
 TABLES = ROOT / "scenarios" / "papers" / "leetdecoding_prompts.yaml"
@@ -85,7 +86,8 @@ def test_memory_of_a_prompt_in_closed_form() -> None:
     """Vanilla holds three N by N matrices for each head and sequence, beside q, k, v, out and the gate."""
     batch, n = 2, 500
     prompt = Prompt(TOY, "vanilla", batch, n, "fp32")
-    weights = 4 * TOY.parameters
+    # And the states that both layers keep of each prompt, in fp32.
+    weights = 4 * TOY.parameters + batch * 2 * 4 * 8 * 16 * 4
     mixer = batch * 4 * (n * (2 * 8 + 2 * 16) + 3 * n * n) + batch * n * 4 * 16
     assert prompt.memory_bytes == weights + 4 * (2 * batch * n * 48 + mixer)
     # One head's state beside its tokens; then logits, which are wider.
@@ -275,3 +277,24 @@ def test_the_order_of_methods_beside_that_of_the_table(tables: tuple[str, list[d
         right = [(a["reference"] < b["reference"]) == (a["predicted"] < b["predicted"]) for a, b in far]
         assert len(far) > 20
         assert sum(right) >= 0.9 * len(right)
+
+
+def test_a_prompt_s_memory_has_what_its_layers_cache() -> None:
+    """Layers of full attention keep K and V of every token, others their states: twice the tokens more take
+    both, once."""
+    config = load_config(ROOT / "scenarios" / "models" / "hybrid-8b.json")
+    assert config.attention_layers == 8
+    one, two = (
+        Prompt(config, "lightning", batch, 4096, "bf16", all_logits=False).memory_bytes for batch in (1, 2)
+    )
+    cached = 2 * config.attention_layers * config.kv_heads * config.head_dim * 2 * 4096
+    # The widest results are those of the MLP, 3 times as wide as its intermediate size.
+    results = 2 * 4096 * (3 * config.intermediate + 2 * config.hidden)
+    assert two - one == pytest.approx(cached + config.state_bytes + results)
+
+
+def test_the_published_code_of_a_model_is_told_to_run_nowhere() -> None:
+    with pytest.raises(
+        InputError, match=r"t: methods\[1\]: original, a model's published code, is priced and"
+    ):
+        check_prompts(parse_scenario({**LINE, "methods": ["vanilla", "original"]}, "t"), "t")

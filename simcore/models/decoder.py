@@ -454,7 +454,8 @@ class Decoder:
 
     def _after(self, mixer: str) -> tuple[Op, ...]:
         if self.config.parallel_residual:
-            whole = (*self._output(mixer), *self._mlp())
+            outputs = self._linear_outputs() if mixer in STATEFUL else ()
+            whole = (*outputs, *self._output(mixer), *self._mlp())
             return (*whole, *self._reduce("layer"), self._residual("layer_residual"))
         return (
             *(self._linear_outputs() if mixer in STATEFUL else ()),

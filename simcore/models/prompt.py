@@ -63,13 +63,16 @@ class Prompt:
 
     @property
     def memory_bytes(self) -> float:
-        """Peak device memory, bytes."""
+        """Peak device memory, bytes: weights, the KV cache and states of all layers, and the widest results
+        of one layer at once."""
         config, size = self.config, DTYPE_BYTES[self.dtype]
         mlp = self.tokens * (3 if config.gated else 2) * config.intermediate
         logits = (self.tokens if self.all_logits else self.batch) * config.vocab
         largest = max(mlp, logits, *(self._mixer_elements(mixer) for mixer in {*config.layer_mixers}))
         stream = 2 * self.tokens * config.hidden
-        return self._model(self.tokens).weight_bytes + size * (stream + largest)
+        cached = 2 * config.kv_heads * config.head_dim * config.cached_tokens(self.length)
+        kept = self.batch * (size * cached + config.state_bytes)
+        return self._model(self.tokens).weight_bytes + kept + size * (stream + largest)
 
     def _model(self, rows: int) -> Decoder:
         formats = Dtypes(self.dtype, self.dtype, self.dtype)

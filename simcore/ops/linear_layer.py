@@ -15,9 +15,8 @@ from simcore.ops.linear_attention import DEFAULT_BLOCKS, linear_attention
 from simcore.ops.op import DTYPE_BYTES, Dim, Op, Work, prompts
 
 STATE_BYTES = DTYPE_BYTES["fp32"]
+# What stands in a layer where attention stands in others.
 DECODE, PROMPTS = "linear_attention_decode", "linear_attention_prompts"
-# The kinds that stand in a layer where attention stands in others.
-MIXING_KINDS = frozenset({DECODE, PROMPTS})
 
 
 def state_bytes(heads: int, rank: int, dim: int) -> float:

@@ -25,8 +25,9 @@ class Hardware:
     `memory_bandwidth_share`: the share of the datasheet's memory rate that kernels reach, with prices as they
     are ("value") and at the ends of their intervals ("low" prices reach most, "high" ones least).
     `tail_overlap_s`: seconds of each kernel in which one of another stream may begin. `kernels_between`:
-    kernels of a stream bound by memory between two of one bound by arithmetic. `contention_error`: factor by
-    which concurrent graphs may be faster, by end; 1 if only that share is known.
+    in services, kernels of a stream bound by memory between two of one bound by arithmetic.
+    `contention_error`: factor by which concurrent graphs may be faster, by end; 1 if only that share is
+    known.
     `parts`: only attention and the rest of a layer are priced; `whole`: only whole iterations are.
     `start`: starts programs there; `repeats`: runs per case, of which the median counts (times on a real
     machine vary: `measured`). `hbm_bytes_per_s`: the datasheet's. `processors`: units that run the blocks of

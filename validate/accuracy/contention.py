@@ -239,7 +239,9 @@ def main(
     if fit_ and errors and not missed:
         processor, date = _each(births, "device"), _each(births, "date_utc")
         folder = folder_of(name, profile)
-        write_law(shared_use(*found, processor, date), folder)
+        # No service runs here, which that constant is of.
+        kept = known.contention.kernels_between if known and known.contention else 1.0
+        write_law(replace(shared_use(*found, processor, date), kernels_between=kept), folder)
         typer.echo(f"written into {folder / 'profile.yaml'}")
     if missed or not errors:
         why = f"missed: {', '.join(missed)}" if missed else "nothing was judged"
@@ -309,12 +311,8 @@ def _compared(
     shared = profile.contention if profile else None
     if fitting:
         constants = fit(role_is("fit", rows), models, device, bandwidth_share, most)
-        # No case here has a prompt, which that constant is for.
-        constants = replace(constants, kernels_between=shared.kernels_between if shared else 1.0)
     elif shared is not None:
-        constants = Constants(
-            shared.tail_overlap_s, shared.reuse_s, shared.bandwidth_share, shared.kernels_between
-        )
+        constants = Constants(shared.tail_overlap_s, shared.reuse_s, shared.bandwidth_share)
     else:
         # The law before any measurement: no holding back, no reuse of reads.
         constants = Constants(math.inf, 0.0, bandwidth_share)

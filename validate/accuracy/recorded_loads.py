@@ -15,7 +15,7 @@ from simcore.input.files import InputError, read_cells
 from simcore.studies.columns import WHOLE_RUN
 from simcore.validate.program import write_csv
 
-SCENARIO, OPTION, BETWEEN, DURATION = "serving.yaml", "--set", "; ", "duration_s"
+SCENARIO, OPTION, BETWEEN, DURATION = "h200/serving", "--set", "; ", "duration_s"
 METRICS = tuple(f"{name}_{of}_s" for of in ("mean", "p50", "p95", "p99") for name in ("ttft", "tpot", "e2e"))
 COLUMNS = (
     "set", "rate_per_s", "metric", "measured", "cache_state", "host", "device", "torch", "triton", "date_utc",
@@ -35,9 +35,10 @@ def rows_of(folder: Path) -> list[dict[str, Any]]:
         }  # fmt: skip
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(f"{file}: is no record of a run on a card: {error}") from None
-    if not any(word.endswith(SCENARIO) or word == "h200/serving" for word in words):
+    if not any(word == SCENARIO or word.endswith(f"/{SCENARIO}.yaml") for word in words):
         raise InputError(f"{file}: command: is of another scenario than h200/serving")
     given = [value for name, value in pairwise(words) if name == OPTION]
+    given += [word.removeprefix(f"{OPTION}=") for word in words if word.startswith(f"{OPTION}=")]
     head, lines = read_cells(folder / "results.csv")
     found = []
     for line in (dict(zip(head, each, strict=True)) for each in lines):

@@ -71,12 +71,11 @@ class Constants:
     tail_overlap_s: float
     reuse_s: float
     bandwidth_share: float
-    kernels_between: float = 1.0
 
     def rates(self, case: Case) -> Rates:
         """Returns the law for a case. Only instances of one model reuse reads of each other in the cache."""
         reuse_s = self.reuse_s if case.kind == SHARED else 0.0
-        return shared_reads(reuse_s, self.bandwidth_share, self.tail_overlap_s, self.kernels_between)
+        return shared_reads(reuse_s, self.bandwidth_share, self.tail_overlap_s)
 
     @property
     def text(self) -> str:
@@ -222,7 +221,6 @@ def shared_use(constants: Constants, found: Sequence[Judged], processor: str, da
         tail_overlap_s=constants.tail_overlap_s,
         reuse_s=constants.reuse_s,
         bandwidth_share=constants.bandwidth_share,
-        kernels_between=constants.kernels_between,
         cases=counts["fit"],
         judged=counts["judged"],
         error_pct=errors["all"],

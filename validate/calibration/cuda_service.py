@@ -7,11 +7,11 @@ launch computes.
 
 n: decoding sequences of the later step, p: prompts that end in it. The steps are those of
 `continuous_batching` itself, on a card, of requests that come by the wall clock, first few and then many at
-once. Where all come at the beginning and a launch follows each step, the host takes half as long: between two
-launches of a service it looks at the card and for requests for milliseconds. Each pair of constants is a line
-through the steps without and with prompts, by the repeated median (Siegel 1982), which up to half of the
-steps cannot mislead: other processes delay some of them, and an idle server waits for requests. A host's pace
-changes from second to second, so several runs count together.
+once. Where all come at the beginning and a launch follows each step, the host takes a third of it: in a
+service it looks at the card and for requests, for milliseconds, between two launches. Each pair of constants
+is a line through the steps without and with prompts, by the repeated median (Siegel 1982), which up to half
+of the steps cannot mislead: other processes delay some of them, and an idle server waits for requests. A
+host's pace changes from second to second, so several runs count together.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -75,8 +75,8 @@ def gaps(spans: Sequence[Span]) -> list[Gap]:
 
 def costs_of(found: Sequence[Gap], plain_s: float) -> Costs:
     """Returns the costs of a service, at least 0, where `plain_s` lie before any launch after a wait. Steps
-    with a part of a prompt that does not end it are left out: their host does as much as for one that ends,
-    and how many such parts a step has is not in its sizes."""
+    whose prompts all go on in the next one are left out: their hosts took as long as for one that ends, which
+    `each_prompt_s`, of those that end, cannot say."""
     alone = [gap for gap in found if gap.prompts is None]
     base_s, sequence_s = _line([(gap.sequences, gap.seconds) for gap in alone])
     longer = [

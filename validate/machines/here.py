@@ -16,12 +16,13 @@ from simcore.kernels.table import TABLE
 from simcore.machine.trace import Trace
 from simcore.models.decoder import Decoder
 from simcore.models.long_convolution import LongConvolution
-from simcore.models.prompt import Prompt
+from simcore.models.prompt import ORIGINAL, PROMPT_METHODS, Prompt
 from simcore.models.served_decoder import ServedDecoder
 from simcore.ops.op import Op
 from simcore.scenario import Scenario
 from simcore.sim.runs import Run, Setup
 from simcore.studies.common import middle_first
+from simcore.studies.operators.scenario import PromptScenario
 from simcore.validate.calibration.cpu import processor
 from simcore.validate.machines.buffers.decoder import Weights, decoder_states, shards
 from simcore.validate.machines.buffers.long_convolution import long_convolution_state
@@ -94,6 +95,16 @@ def check_formats(scenario: Scenario, where: str, device: str = "the CPU") -> No
         if dtype is not None and dtype not in FORMATS:
             allowed = ", ".join(FORMATS)
             raise InputError(f"{where}: {field_}: is {dtype!r}; on {device} {allowed} are allowed")
+
+
+def check_prompts(scenario: Scenario, where: str) -> None:
+    """Raises InputError for a way of computing prompts that is priced alone."""
+    if isinstance(scenario, PromptScenario) and ORIGINAL in scenario.methods:
+        allowed = ", ".join(method for method in PROMPT_METHODS if method != ORIGINAL)
+        raise InputError(
+            f"{where}: methods[{scenario.methods.index(ORIGINAL)}]: {ORIGINAL}, a model's published code, is"
+            f" priced and not run; on the CPU {allowed} are allowed"
+        )
 
 
 @dataclass

@@ -229,7 +229,6 @@ class Bench:
                 0.0,
                 self.hardware.memory_bandwidth_share["value"],
                 self.hardware.tail_overlap_s,
-                self.hardware.kernels_between,
             ),
             lockstep=lockstep,
             # For figures one rank of a group is simulated or driven; for a shown trace, all ranks.

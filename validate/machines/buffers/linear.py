@@ -65,10 +65,11 @@ class LinearPart:
         own, whole = self.own, self.config.linear
         assert whole is not None
         width = whole.heads * whole.key_dim
-        theta = BASE ** (-2.0 / width * torch.arange(width, dtype=torch.float64)).view(whole.heads, -1)
+        places = torch.arange(width, dtype=torch.float64, device=positions.device)
+        theta = (BASE ** (-2.0 / width * places)).view(whole.heads, -1)
         mine = theta[self.part * own.heads : (self.part + 1) * own.heads]
         both = torch.cat((mine, mine[:: own.heads // own.kv_heads]))
-        turn = positions.to(torch.float64)[:, None, None] * both.to(positions.device)
+        turn = positions.to(torch.float64)[:, None, None] * both
         return turn.cos().to(dtype), turn.sin().to(dtype)
 
     def operands(self, qk: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:

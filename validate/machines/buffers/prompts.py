@@ -11,7 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from simcore.input.files import InputError
 from simcore.models.decoder import Dtypes
+from simcore.models.mixers import SLIDING
 from simcore.models.prompt import ORIGINAL, Prompt
 from simcore.models.served_decoder import ServedDecoder
 from simcore.ops.op import Op
@@ -56,7 +58,11 @@ class PromptState(State):
 
 
 def prompt_state(prompt: Prompt, seed: int) -> PromptState:
-    """Returns the buffers of a prompt. Raises ValueError for a method that is no op of its own."""
+    """Returns the buffers of a prompt. Raises ValueError for a method that is no op of its own, InputError
+    for layers that attend in a window: the kernel here does not know of it."""
+    if SLIDING in prompt.config.layer_mixers:
+        name = prompt.config.name
+        raise InputError(f"model: {name} has layers of {SLIDING}; prompts through them are only priced")
     if prompt.method == ORIGINAL:
         raise ValueError(f"{ORIGINAL}: a model's published code is priced, and not run here")
     formats = Dtypes(prompt.dtype, prompt.dtype, prompt.dtype)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from simcore.kernels.decoder.norm import EPS
 from simcore.models.decoder_config import DecoderConfig
-from simcore.models.mixers import FULL
+from simcore.models.mixers import FULL, STATEFUL
 
 Matrices = dict[str, Tensor]
 
@@ -61,7 +61,7 @@ def layer_sizes(config: DecoderConfig, mixer: str = FULL) -> dict[str, tuple[int
 
 def _mixer_sizes(config: DecoderConfig, mixer: str) -> dict[str, tuple[int, int]]:
     hidden, d, own = config.hidden, config.head_dim, config.linear
-    if mixer == FULL or own is None:
+    if mixer not in STATEFUL or own is None:
         return {
             "q": (hidden, config.q_heads * d),
             "k": (hidden, config.kv_heads * d),
