@@ -13,12 +13,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from simcore.assembly import assemble
+from simcore.input.files import InputError
 from simcore.models.decoder import STYLES, Decoder, Dtypes, Style, why_not
 from simcore.models.decoder_config import DecoderConfig, ModelError, config_from_hugging_face, load_config
 from simcore.models.mixers import FULL, LINEAR, LRPE, SLIDING, LinearMixer, decays
 from simcore.models.served_decoder import ServedDecoder, decode_sizes, step_sizes
 from simcore.ops import linear_layer
 from simcore.ops.op import Graph, Op, Size, UnboundSizeError
+from simcore.scenario import parse_scenario
 
 MODELS = Path(__file__).parents[1] / "scenarios" / "models"
 RETNET = json.loads((MODELS / "toy-retnet-1.3b.json").read_text(encoding="utf-8"))
@@ -299,3 +302,35 @@ def test_a_served_step_has_the_ops_of_its_parts(sequences: int, prompts: list[in
     alone = Decoder(MIXED, batch=sequences, dtypes=Dtypes()).layer(LINEAR)
     assert state.work == op(alone, "linear_attention").work
     assert model.decode.needs <= decode_sizes(1, 1).keys()
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "says"),
+    [
+        (
+            "toy-retnet-1.3b",
+            {"quantization_config": {"quant_method": "fp8"}},
+            "quantization_config is not read",
+        ),
+        ("transnormerllm-7b", {"norm_type": "layernorm"}, "norm_type is 'layernorm' .allowed: simplermsnorm"),
+        ("transnormerllm-7b", {"linear_act_fun": "elu"}, "linear_act_fun is 'elu' .allowed: swish, silu"),
+    ],
+)
+def test_a_config_of_another_model_is_refused(
+    kind: str, changes: dict[str, Any], says: str, tmp_path: Path
+) -> None:
+    shipped = Path(__file__).resolve().parent.parent / "scenarios" / "models" / f"{kind}.json"
+    (tmp_path / "config.json").write_text(json.dumps({**json.loads(shipped.read_text()), **changes}))
+    with pytest.raises(ModelError, match=says):
+        load_config(tmp_path / "config.json")
+
+
+def test_a_second_model_is_not_asked_beyond_its_context() -> None:
+    scenario = {
+        "name": "t", "study": "decode", "device": "h200-sxm", "model": "hybrid-8b", "rival_model": "llama-7b",
+        "context_tokens": [1024, 4096], "batch": 1,
+        "strategies": [{"kind": "tensor_parallel", "ranks": [1]}],
+    }  # fmt: skip
+    with pytest.raises(InputError, match=r"context_tokens: 4,096: rival_model: .* more than the 2,048"):
+        assemble(parse_scenario(scenario, "t"), "t").study.run(lambda *_: None)
+    assemble(parse_scenario({**scenario, "beyond_model_context": True}, "t"), "t").study.run(lambda *_: None)

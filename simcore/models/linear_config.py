@@ -34,6 +34,13 @@ _RETNET: Mapping[str, tuple[str, str]] = {
 }
 
 
+# What keys of TransNormerLLM's configs may say.
+_TRANSNORMER: Mapping[str, tuple[str, ...]] = {
+    "norm_type": ("simplermsnorm",),
+    "linear_act_fun": ("swish", "silu"),
+}
+
+
 @dataclass(frozen=True, slots=True)
 class LinearShape:
     """What a config says of a model of linear attention alone; fields as in DecoderConfig."""
@@ -60,7 +67,11 @@ def linear_type(config: Mapping[str, Any]) -> str | None:
 
 
 def linear_shape(name: str, kind: str, config: Mapping[str, Any]) -> LinearShape:
-    """The shape that a config of a type of LINEAR_TYPES describes. Raises ModelError, naming the key."""
+    """The shape that a config of a type of LINEAR_TYPES describes. Raises ModelError, naming the key, also
+    for keys by which it is another model than the one that is read."""
+    for key in ("quantization_config", "compression_config"):
+        if config.get(key):
+            raise ModelError(f"{name}: {key} is not read of model_type {kind}; leave it out")
     return _retnet(name, config) if kind == RETNET else _transnormer(name, config)
 
 
@@ -87,6 +98,9 @@ def _retnet(name: str, config: Mapping[str, Any]) -> LinearShape:
 
 
 def _transnormer(name: str, config: Mapping[str, Any]) -> LinearShape:
+    for key, allowed in _TRANSNORMER.items():
+        if config.get(key, allowed[0]) not in allowed:
+            raise ModelError(f"{name}: {key} is {shown(config[key])} (allowed: {', '.join(allowed)})")
     hidden = _whole(name, config, "decoder_embed_dim")
     layers, heads = _whole(name, config, "decoder_layers"), _whole(name, config, "decoder_attention_heads")
     width = _whole(name, config, "hidden_dim", default=hidden)

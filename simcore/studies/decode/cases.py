@@ -145,16 +145,18 @@ def _told_apart(given: Sequence[tuple[str, Case]]) -> Iterator[Case]:
 
 
 def _check_contexts(bench: Bench) -> None:
-    """Raises InputError if a context is longer than the model's limit."""
-    limit, scenario = bench.config.limit, bench.scenario
-    if limit is None or scenario.beyond_model_context:
+    """Raises InputError if a context is longer than the limit of the model, or of the second one."""
+    scenario = bench.scenario
+    if scenario.beyond_model_context:
         return
     # The first decoded token is part of its context.
-    grown = scenario.tokens - 1
-    reason = limit.exceeded(max(scenario.context_tokens) + grown)
-    if reason:
-        of = f" with tokens {scenario.tokens:,}" if grown else ""
-        raise InputError(f"context_tokens: {max(scenario.context_tokens):,}{of}: {reason}")
+    grown, longest = scenario.tokens - 1, max(scenario.context_tokens)
+    for each, of_whom in ((bench, ""), (bench.rival, "rival_model: ")):
+        limit = each.config.limit if each else None
+        reason = limit.exceeded(longest + grown) if limit else None
+        if reason:
+            of = f" with tokens {scenario.tokens:,}" if grown else ""
+            raise InputError(f"context_tokens: {longest:,}{of}: {of_whom}{reason}")
 
 
 def _each(strategy: DecodeStrategies) -> Iterator[DecodeStrategies]:
