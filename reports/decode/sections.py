@@ -501,7 +501,8 @@ def _states(run: Run) -> list[Section]:
     heads = ["", "batch", "context", *STATES.values(), *(f"a layer of {_plain(mixer)}" for mixer in mixers)]
     table = common.without_empty_columns(Table(heads, lines, "l" + "r" * (len(heads) - 1)))
     passing = run.results[(run.results["metric"] == "passes_rival_at_tokens")]
-    notes = list(dict.fromkeys(f"{text[:1].upper()}{text[1:]}." for text in passing["source"] if text))
+    said = passing[["batch", "source"]].dropna().itertuples(index=False)
+    notes = list(dict.fromkeys(f"At batch {batch:,.0f} {text}." for batch, text in said if text))
     return [common.section("decode", "states", table=table, notes=notes)]
 
 
