@@ -23,6 +23,7 @@ from simcore.validate.calibration import cuda_prompts
 from simcore.validate.calibration.cuda_prompts import constant, program, steps_inside, traces_on
 from tests.fake_card import FakeCudaApi
 from tests.test_torch_decoder import GQA
+from tests.thorough import slow
 
 MODEL = ServedDecoder(load_config(MODELS / "llama-3.1-8b.json"))
 
@@ -40,6 +41,7 @@ class StepByStep:
         return self._m.launch(graph, **{**how, "repeat": 1, "until": None})
 
 
+@slow
 @pytest.mark.parametrize("kernels_between", [1.0, 1.3, 1.7])
 def test_the_law_s_constant_is_counted_in_its_own_runs(kernels_between: float) -> None:
     """To 3 %: between two steps the host takes time, in which a prompt runs alone. Here it takes little."""
@@ -95,6 +97,7 @@ def test_too_few_prompts_are_told_and_no_fewer_kernels_than_one() -> None:
     assert constant([0.9] * 10, 1.0) == 1.0
 
 
+@slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter is for machines without a CUDA device")
 def test_the_service_runs_on_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
     few: dict[str, Any] = {"SLOTS": 2, "COUNT": 3, "ANSWER": 2, "PROMPTS": (5, 20), "RUNS": 1, "BEFORE": 1}

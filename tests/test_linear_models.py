@@ -22,6 +22,7 @@ from simcore.models.served_decoder import ServedDecoder, decode_sizes, step_size
 from simcore.ops import linear_layer
 from simcore.ops.op import Graph, Op, Size, UnboundSizeError
 from simcore.scenario import parse_scenario
+from tests.thorough import slow
 
 MODELS = Path(__file__).parents[1] / "scenarios" / "models"
 RETNET = json.loads((MODELS / "toy-retnet-1.3b.json").read_text(encoding="utf-8"))
@@ -325,6 +326,7 @@ def test_a_config_of_another_model_is_refused(
         load_config(tmp_path / "config.json")
 
 
+@slow
 def test_a_second_model_is_not_asked_beyond_its_context() -> None:
     scenario = {
         "name": "t", "study": "decode", "device": "h200-sxm", "model": "hybrid-8b", "rival_model": "llama-7b",

@@ -17,6 +17,7 @@ from simcore.scenario import load_scenario, parse_scenario
 from simcore.studies.serving.kv_memory import Room, block_bytes, held_bytes, state_blocks
 from simcore.studies.serving.runner import Bench, Result
 from simcore.studies.serving.study import cases
+from tests.thorough import slow
 
 ROOT = Path(__file__).resolve().parent.parent
 MODELS = ROOT / "scenarios" / "models"
@@ -94,7 +95,8 @@ def test_the_smaller_state_holds_more_sequences_than_kv_of_long_contexts() -> No
 
 
 @pytest.mark.parametrize(
-    ("model", "of_state", "of_tokens"), [("hybrid-8b", 96, 16), ("toy-retnet-1.3b", 0, 1000)]
+    ("model", "of_state", "of_tokens"),
+    [pytest.param("hybrid-8b", 96, 16, marks=slow), ("toy-retnet-1.3b", 0, 1000)],
 )
 def test_blocks_held_are_states_and_tokens_of_those_that_run(
     model: str, of_state: int, of_tokens: int

@@ -30,6 +30,7 @@ from simcore.studies.operators.answer import ratio_errors
 from simcore.studies.operators.data_set import batches, lengths
 from simcore.studies.operators.scenario import DataSet
 from simcore.validate.machines.here import check_prompts
+from tests.thorough import slow
 
 ROOT = Path(__file__).resolve().parent.parent
 TABLES = ROOT / "scenarios" / "papers" / "leetdecoding_prompts.yaml"
@@ -243,6 +244,7 @@ def tables(request: pytest.FixtureRequest) -> tuple[str, list[dict[str, Any]]]:
     return request.param, lines
 
 
+@slow
 def test_what_runs_out_of_memory_is_what_did(tables: tuple[str, list[dict[str, Any]]]) -> None:
     _, lines = tables
     memory = [line for line in lines if line["metric"] == "out_of_memory"]
@@ -250,6 +252,7 @@ def test_what_runs_out_of_memory_is_what_did(tables: tuple[str, list[dict[str, A
     assert [line["error_pct"] for line in memory] == [0.0] * 20
 
 
+@slow
 def test_predicted_seconds_beside_those_of_the_tables(tables: tuple[str, list[dict[str, Any]]]) -> None:
     """With the constants of Tables 3 to 6 alone. TransNormerLLM keeps both bars; toy-retnet neither, by the
     three causes in docs/measurements/prices.md: its figures are held where they are."""
@@ -267,6 +270,7 @@ def test_predicted_seconds_beside_those_of_the_tables(tables: tuple[str, list[di
         assert (off, ratios) == (pytest.approx(35.2, abs=0.5), pytest.approx(45.5, abs=0.5))
 
 
+@slow
 def test_the_order_of_methods_beside_that_of_the_table(tables: tuple[str, list[dict[str, Any]]]) -> None:
     """Of two methods whose published times differ by half, the faster one is predicted as faster."""
     _, lines = tables
