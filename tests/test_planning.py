@@ -1350,7 +1350,7 @@ def test_pairs_are_narrower_than_what_they_are_made_of(tmp_path: Path) -> None:
     assert (high - low) / 2.0 < unpaired / 2.0
 
 
-@slow
+@thorough
 def test_the_winner_of_a_strategy_is_compared_with_each_other_one(tmp_path: Path) -> None:
     """At the scenario's load, relative to the winner, by the same requests."""
     strategy = {"kind": "continuous_batching", "token_budget": [64, 2048]}

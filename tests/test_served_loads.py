@@ -14,7 +14,7 @@ from simcore.input.files import InputError
 from simcore.validate.accuracy import served_loads
 from simcore.validate.accuracy.recorded_loads import COLUMNS, METRICS, rows_of
 from simcore.validate.accuracy.served_loads import Judged, Latency, figures, predicted, read_latencies
-from tests.thorough import slow
+from tests.thorough import slow, thorough
 
 A_SET = "strategies=[{kind: continuous_batching}]; workload.requests=20; workload.arrivals.rate_per_s=4"
 
@@ -156,7 +156,7 @@ def test_recorded_loads_are_predicted() -> None:
     assert every["worst"] < 25.0
 
 
-@slow
+@thorough
 def test_loads_of_earlier_engines_are_predicted_about() -> None:
     """Their steps were padded further, the schedule of most ran uncompiled, and newcomers of temporal fusion
     waited for one step too many."""

@@ -22,7 +22,7 @@ from simcore.studies.serving.study import cases
 from simcore.validate.calibration.service import Times, each_held_back, fitted, told_apart, within
 from simcore.validate.calibration.service_runs import read_run
 from simcore.workload.vllm_bench import write_bench
-from tests.thorough import slow
+from tests.thorough import slow, thorough
 
 HOST = HostTime(step_s=1e-3, sequence_s=3e-5, request_s=4e-3, prompt_token_s=6e-6)
 
@@ -123,7 +123,7 @@ def calibrated(*words: object) -> tuple[int, str]:
 
 
 @slow
-@pytest.mark.parametrize("detailed", [True, False])
+@pytest.mark.parametrize("detailed", [True, pytest.param(False, marks=thorough)])
 def test_a_service_s_constants_are_found_again(tmp_path: Path, detailed: bool) -> None:
     """What a host adds to steps to 10 %, for a factor of op times takes some of it; what the front end takes
     for prompts as in these runs to 15 %; factors of memory to 3, of arithmetic to 10 %."""
