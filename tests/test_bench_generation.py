@@ -41,7 +41,7 @@ from simcore.validate.machines.cuda.states import CardStates
 from simcore.validate.program import partial_of, run, write_csv
 from simcore.workload.arrivals import draw
 from tests.fake_card import FakeCudaApi
-from tests.thorough import slow
+from tests.thorough import slow, thorough
 
 TINY = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64, "intermediate_size": 128,
@@ -252,7 +252,7 @@ def test_a_process_that_dies_ends_no_benchmark() -> None:
 
 
 @emulated
-@slow
+@thorough
 def test_ours_serves_all_that_is_asked(tmp_path: Path) -> None:
     path = written(tmp_path, strategies=[{**CONTINUOUS, "token_budget": 16, "max_sequences": 2}])
     (tmp_path / "tiny.json").write_text(json.dumps(TINY | LEAST), encoding="utf-8")

@@ -48,7 +48,7 @@ from simcore.studies.several_devices import SeveralDevices
 from simcore.workload.requests import END, Request
 from tests.programs import meet, toy_price, toy_roofline, toys
 from tests.test_serving import Document, bench, document, outcome, strategy, value, workload
-from tests.thorough import slow
+from tests.thorough import thorough
 
 CLOSE = 1e-9
 ROUTINGS = ("least_loaded", "round_robin", "prefix_aware")
@@ -504,7 +504,7 @@ def test_a_grid_of_fleets_sums_costs_and_power_over_groups(
     assert "no command" in plan.how[0]["why_not"]
 
 
-@slow
+@thorough
 def test_a_rate_is_searched_on_a_fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SIMCORE_CACHE", "none")
     load = workload(20, {"kind": "constant", "rate_per_s": 60.0}, 2000, 20)

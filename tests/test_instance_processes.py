@@ -46,7 +46,7 @@ from tests.test_answers import Alone, requests
 from tests.test_card_decoder import emulated, needs_card
 from tests.test_card_serving import scenario
 from tests.test_torch_decoder import CONFIGS, F32, F64, SEED
-from tests.thorough import slow
+from tests.thorough import slow, thorough
 
 SERVER, PLACES = {"server": 1, "tensor": 1}, 2
 CONFIG = replace(CONFIGS["gqa"], layers=1)
@@ -63,7 +63,7 @@ def fake_card_instance(weights: Weights) -> CardInstance:
 MAKERS: dict[str, Maker] = {"cpu": CpuInstance, "fake": fake_card_instance, "cuda": card_instance}
 KINDS = [
     pytest.param("cpu", marks=slow),
-    pytest.param("fake", marks=[emulated, slow]),
+    pytest.param("fake", marks=[emulated, thorough]),
     pytest.param("cuda", marks=needs_card),
 ]
 
@@ -160,7 +160,7 @@ def test_each_request_is_answered_as_if_it_ran_alone_by_weights_that_are_there_o
 
 
 @emulated
-@slow
+@thorough
 def test_a_scenario_runs_in_processes_and_captures_nothing_while_it_counts(tmp_path: Path) -> None:
     """From the file to the figures, on a card that is none; streams and processes one after the other."""
     strategy = {"kind": "concurrent_instances", "max_instances": 2, "processes": [True, False]}

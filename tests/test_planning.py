@@ -638,7 +638,7 @@ def test_what_holds_at_last_has_had_34_replicas() -> None:
         assert min(len(one.runs) for one in found.judged.values() if one.holds) == 3
 
 
-@slow
+@thorough
 def test_a_rate_that_too_few_requests_show_gets_more(tmp_path: Path) -> None:
     """All 60 requests at once are served in time: that says nothing of such a rate, kept up. The answer is
     that of many requests, within the 5 % that the longer run's percentiles differ by."""

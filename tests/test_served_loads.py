@@ -14,7 +14,7 @@ from simcore.input.files import InputError
 from simcore.validate.accuracy import served_loads
 from simcore.validate.accuracy.recorded_loads import COLUMNS, METRICS, rows_of
 from simcore.validate.accuracy.served_loads import Judged, Latency, figures, predicted, read_latencies
-from tests.thorough import slow, thorough
+from tests.thorough import thorough
 
 A_SET = "strategies=[{kind: continuous_batching}]; workload.requests=20; workload.arrivals.rate_per_s=4"
 
@@ -136,7 +136,7 @@ def test_a_file_without_rows_is_told(tmp_path: Path) -> None:
         read_latencies(written(tmp_path / "rows.csv"))
 
 
-@slow
+@thorough
 def test_recorded_loads_are_predicted() -> None:
     """Twenty loads on H200s: the bars of the median and of durations are kept, that of the worst latency by
     dynamic batching, by instances, by temporal fusion but for one p99, and by continuous batching on the card
