@@ -1,8 +1,6 @@
 """Processes that share the weights of a model, each with a real machine of its own, and what is said to them.
 
     host of a run                            worker "instance 3 of rank 0": process, memory, streams, graphs
-      weights              --------->        make(weights)
-                           <-- OPENED --
       pool.begin           -- Begin  -->     machine.start(setup).run(...), which captures first
                            <-- READY --
       launch               -- Order  -->     m.launch(...)
@@ -11,10 +9,8 @@
       spans of the trace   <-- Told  --      by the worker's own clocks, on `time.perf_counter`
 
 torch sends tensors of a card as handles (CUDA IPC), and those of a CPU as shared memory: weights are there
-once. Workers open them one after the other: of 16 to 30 that did so at once, a card with 120 GB free told one
-that it was out of memory. All processes of a host read one monotonic clock. A worker that ends early is a
-`WorkerError` that names it. When the process that started a worker ends, however that is, the worker ends
-too.
+once. All processes of a host read one monotonic clock. A worker that ends early is a `WorkerError` that names
+it. When the process that started a worker ends, however that is, the worker ends too.
 """
 
 import gc
@@ -41,7 +37,7 @@ from simcore.sim.simulation import no_floor
 from simcore.validate.machines.launches import Need, Steps
 from simcore.workload.requests import Batch, Request
 
-OPENED, READY, FINISH = "opened", "ready", "finish"
+READY, FINISH = "ready", "finish"
 # If this environment variable is set, a worker prints where an error of it arose.
 TRACEBACK = "SIMCORE_TRACEBACK"
 # Seconds that workers have to end by themselves before they are killed.
@@ -161,7 +157,6 @@ def _work(pipe: Any, make: Maker) -> None:
     with suppress(EOFError, BrokenPipeError, ConnectionResetError):
         try:
             machine = make(pipe.recv())
-            pipe.send(OPENED)
             while (begin := pipe.recv()) is not None:
                 pipe.send(_WorkerRun(pipe, machine, begin).told())
             # Else the memory of weights that are gone would stay taken in the process that made them.
@@ -323,7 +318,6 @@ class Pool:
             # Not before all have been started: each takes seconds until it reads.
             for worker in self.workers.values():
                 worker.send(weights)
-                worker.receive()
         except BaseException:
             self.close()
             raise
