@@ -4,7 +4,6 @@ set, rate_per_s, metric, measured   what `--set` gave, and each latency of all r
 the other columns                   the birth record, from the run's provenance
 """
 
-import csv
 import json
 import shlex
 from itertools import pairwise
@@ -57,11 +56,10 @@ def add(folders: list[Path], file: Path) -> None:
     that has such a load."""
     kept: list[dict[str, Any]] = []
     if file.exists():
-        with file.open(newline="", encoding="utf-8") as opened:
-            reader = csv.DictReader(opened)
-            if tuple(reader.fieldnames or ()) != COLUMNS:
-                raise InputError(f"{file}: its columns should be {', '.join(COLUMNS)}")
-            kept = list(reader)
+        head, lines = read_cells(file)
+        if tuple(head) != COLUMNS:
+            raise InputError(f"{file}: its columns should be {', '.join(COLUMNS)}")
+        kept = [dict(zip(head, line, strict=True)) for line in lines]
     for folder in folders:
         found = rows_of(folder)
         again = {row["set"] for row in kept} & {row["set"] for row in found}

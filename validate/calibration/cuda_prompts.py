@@ -67,9 +67,9 @@ def steps_inside(spans: Sequence[Span]) -> Iterator[float]:
     steps = sorted((s for s in spans if s.stream == MAIN and _sequences(s)), key=lambda s: s.start_s)
     prompts = sorted((s for s in spans if s.stream != MAIN), key=lambda s: s.start_s)
     alone_s = _alone_s(steps, prompts)
-    for before, prompt, after in zip([None, *prompts], prompts, [*prompts[1:], None], strict=False):
-        beside = [s for s in steps if s.end_s > prompt.start_s and s.start_s < prompt.end_s]
-        shared = any(_meet(s, other) for s in beside for other in (before, after) if other is not None)
+    for prompt in prompts:
+        beside = [step for step in steps if _meet(step, prompt)]
+        shared = any(_meet(step, other) for step in beside for other in prompts if other is not prompt)
         if shared or not beside or any(_sequences(s) not in alone_s for s in beside):
             continue
         inside_s = [min(s.end_s, prompt.end_s) - max(s.start_s, prompt.start_s) for s in beside]

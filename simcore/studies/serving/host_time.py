@@ -56,9 +56,9 @@ MOST_KNOWN = 1 << 16
 # No host takes longer for any of them.
 MOST_S = 1e3
 Cost = Annotated[float, Field(ge=0.0, le=MOST_S)]
-# No library of kernels is ten times faster or slower.
 # What is off by more than ten times is no prediction.
 Share = Annotated[float, Field(ge=0.0, le=10.0)]
+# No library of kernels is ten times faster or slower.
 Factor = Annotated[float, Field(ge=0.1, le=10.0)]
 
 
