@@ -133,6 +133,12 @@ def tokens(trace: Trace) -> list[Token]:
     return found
 
 
+def after_first(found: Sequence[Token]) -> Sequence[Token]:
+    """The tokens whose mean is the time of a token: all after the first, if there are several. The first one
+    of a run waits for its hosts, which are ahead of their devices later."""
+    return found[1:] or found
+
+
 def attention_s(token: Token) -> float:
     """Seconds of a token's critical path in attention kernels."""
     return sum([seconds for kind, _, _, seconds in token.stretches if kind in ATTENTION_KINDS])

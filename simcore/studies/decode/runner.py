@@ -89,9 +89,10 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The result of one simulation, or of several averaged by weight. Seconds per token. `interval`: the
-    meaning of low and high, in words; `free`: ops that were assumed to take no time; `tokens`: of the last
-    simulation; `standard_error_s`: of the mean over replicas of random hits."""
+    """The result of one simulation, or of several averaged by weight. Seconds per token, of all tokens after
+    the first (`metrics.after_first`). `interval`: the meaning of low and high, in words; `free`: ops that
+    were assumed to take no time; `tokens`: of the last simulation; `standard_error_s`: of the mean over
+    replicas of random hits."""
 
     latency_s: float
     low_s: float
@@ -284,18 +285,19 @@ def no_hits(token: int, layer: int) -> bool:
 
 def _summary(trace: Trace) -> Result:
     tokens = metrics.tokens(trace)
+    counted = metrics.after_first(tokens)
     by_kind: dict[str, float] = defaultdict(float)
-    for token in tokens:
+    for token in counted:
         for kind, seconds in token.by_kind().items():
-            by_kind[kind] += seconds / len(tokens)
-    intervals = metrics.intervals(trace, tokens)
+            by_kind[kind] += seconds / len(counted)
+    intervals = metrics.intervals(trace, counted)
     return Result(
-        mean(token.latency_s for token in tokens),
+        mean(token.latency_s for token in counted),
         mean(low_s for low_s, _ in intervals),
         mean(high_s for _, high_s in intervals),
         dict(by_kind),
-        mean(metrics.attention_s(token) for token in tokens),
-        mean(metrics.outside_layers_s(token) for token in tokens),
+        mean(metrics.attention_s(token) for token in counted),
+        mean(metrics.outside_layers_s(token) for token in counted),
         metrics.price_shares(trace),
         metrics.assumed_free(trace),
         tuple(tokens),
