@@ -73,7 +73,8 @@ Figure = TypeVar("Figure")
 class Parts:
     """A scenario put together. `described`: device, link, profile and number formats, for the provenance;
     `price`: makes the pricer of the device alone, without the prices of a place; `scenario`: as it runs,
-    with the fields of its engines written out; `notes`: notes on how the model was read."""
+    with the fields of its engines written out; `notes`: notes on how the model was read; `power`: the law of
+    the power cap of a service's one device, if it is known."""
 
     study: Study
     warnings: list[str]
@@ -81,6 +82,7 @@ class Parts:
     price: Callable[[], Pricer]
     scenario: Scenario
     notes: list[str] = field(default_factory=list)
+    power: PowerLimit | None = None
 
 
 def model_names() -> list[str]:
@@ -93,7 +95,8 @@ class Place:
     """Where a scenario runs. `start` makes its runs; each case runs `repeats` times. `prices`, if given,
     replace the device's prices: those of a run and its load, or of ops that ran `alone`. `overheads` replace
     the profile's costs of the host's verbs, in seconds (the scenario's own costs stay). `described` returns,
-    after the runs, a real machine's entries of the provenance. `jobs`: the most processes that simulate."""
+    after the runs, a real machine's entries of the provenance. `jobs`: the most processes that simulate.
+    `cap_times`: by how much a card's power cap is lower than that of the card of its profile."""
 
     name: str = "sim"
     start: Start = simulated
@@ -103,6 +106,7 @@ class Place:
     overheads: Mapping[str, float] = field(default_factory=dict)
     described: Callable[[], Mapping[str, Any]] = dict
     jobs: int = 1
+    cap_times: float = 1.0
 
     @property
     def laws(self) -> tuple[str, ...]:
@@ -382,7 +386,8 @@ def _on_device(scenario: Scenario, where: str, device: DeviceInUse, place: Place
         study = DeviceStudy(decode, own, device.title, here, _name_of(device.profile))
     warnings += _format_warnings(spec, hardware.dtypes)
     warnings += format_warnings(scenario.dtype, scenario.dtypes, config)
-    return Parts(study, warnings, described, price, scenario, format_notes(scenario.dtype, config))
+    notes, serves = format_notes(scenario.dtype, config), isinstance(scenario, ServingScenario)
+    return Parts(study, warnings, described, price, scenario, notes, hardware.power if serves else None)
 
 
 def _rival(where: str, scenario: DecodeScenario, hardware: Hardware) -> decode.Bench | None:
@@ -770,7 +775,7 @@ def _hardware(
         repeats=place.repeats,
         processors=spec.processors,
         jobs=place.jobs,
-        power=_power_limit(device, fitted),
+        power=_power_limit(device, fitted, place.cap_times),
         vendor=spec.vendor,
         board_power_w=spec.board_power_w,
     )
@@ -793,14 +798,14 @@ def _overheads(where: str, scenario: Scenario, device: DeviceInUse, place: Place
 OF_OUR_SCHEDULE = frozenset({"batch_s", "sequence_s", "prompt_s", "each_prompt_s"})
 
 
-def _power_limit(device: DeviceInUse, profile: FittedProfile | None) -> PowerLimit | None:
-    """Returns the power cap of a card, if its effect was measured on such a card. Another board power is
-    another cap."""
+def _power_limit(device: DeviceInUse, profile: FittedProfile | None, times: float) -> PowerLimit | None:
+    """Returns the power cap of a card, if its effect was measured on such a card; `times`: see `Place`.
+    Another board power is another cap."""
     power = profile.power if profile else None
     if power is None or device.base != device.measured_on.name:
         return None
     before_w, cap_w = device.measured_on.board_power_w, device.spec.board_power_w
-    return law_of(power, before_w / cap_w if before_w and cap_w else 1.0)
+    return law_of(power, times * (before_w / cap_w if before_w and cap_w else 1.0))
 
 
 def _check_power(where: str, scenario: Scenario, device: DeviceInUse, limit: PowerLimit | None) -> list[str]:
@@ -825,8 +830,7 @@ def _check_power(where: str, scenario: Scenario, device: DeviceInUse, limit: Pow
 def law_of(power: LimitedPower, times: float = 1.0) -> PowerLimit:
     """Returns the law with a profile's constants; `times`: by how much the cap is lower than the measured
     one."""
-    arithmetic, others, idle = (times * share for share in (power.arithmetic, power.others, power.idle))
-    return PowerLimit(arithmetic, others, idle, power.over_s)
+    return PowerLimit(power.arithmetic, power.others, power.idle, power.over_s).lower(times)
 
 
 def _memory_reach(spec: DeviceSpec, shared: SharedUse | None) -> dict[str, float]:

@@ -33,20 +33,26 @@ from simcore.sim.clock import Clock
 from simcore.sim.contention import Demand, Rates, alone, max_min_rates
 from simcore.sim.graph_pricer import End, GraphPricer
 from simcore.sim.power import FORMATS, Load, PowerLimit
+from simcore.sim.runs import Run, Setup, span_by_span
 from simcore.sim.segments import Segment, slower
 from simcore.sim.simulation import Simulation
+from simcore.studies.common import of_whole_runs
 from simcore.studies.one_device import DeviceStudy
 from simcore.validate.accuracy import power
 from simcore.validate.calibration.power_fit import (
     Beside,
     Row,
     beginning,
+    cap_times,
     fit,
     limited_power,
     read_rows,
     series_of,
     steady,
 )
+from simcore.validate.ladder.climb import climb
+from simcore.validate.ladder.rungs import load_bounds
+from simcore.validate.machines.here import Real
 from simcore.validate.program import write_csv
 from tests.programs import sends, toy_price, toy_roofline, toys
 
@@ -502,6 +508,46 @@ def test_a_fit_finds_the_constants_of_its_rows(limit: PowerLimit) -> None:
     noisy = limited_power(rows_of(limit, 0.005), "a card", "2026-11-29")
     assert noisy.arithmetic == pytest.approx(limit.arithmetic, rel=0.05)
     assert noisy.error_pct < 1.0
+
+
+@pytest.mark.parametrize("times", [0.9, 0.97, 1.0, 1.15])
+def test_the_cap_of_a_card_is_found_beside_that_of_another(times: float) -> None:
+    rows = rows_of(LIMIT.lower(times))
+    assert cap_times(LIMIT, rows) == pytest.approx(times, rel=1e-3)
+    assert cap_times(LIMIT, rows_of(LIMIT.lower(times), 0.005)) == pytest.approx(times, rel=0.02)
+    # Of fp8, whose products do not slow down in the simulator, no row counts.
+    fp8 = [replace(row, dtype="fp8", times=2.0) for row in rows]
+    assert cap_times(LIMIT, [*rows, *fp8]) == pytest.approx(times, rel=1e-3)
+
+
+class Capped(Real):
+    """A machine that is simulated at the cap of the profile's card, and says that its own is half of that."""
+
+    def cap_times(self, limit: PowerLimit) -> float:
+        assert limit.arithmetic > 1.0
+        return 2.0
+
+    def start(self, setup: Setup) -> Run:
+        run = span_by_span(setup)
+        self.started.setdefault(setup.case, []).append(run.trace)
+        return run
+
+
+def test_a_service_is_predicted_for_the_card_that_runs_it() -> None:
+    """Measured here by the profile's card; predicted as by a simulation with half the board's power."""
+    given_ = {**a_scenario(30.0), "name": "capped"}
+    scenario = parse_scenario(given_, "here")
+    found = climb(
+        scenario, "here", on="cuda", repeats=1, bounds=load_bounds("h200-sxm"), progress=lambda *_: None,
+        real=Capped(), device="h200-sxm",
+    )  # fmt: skip
+    half = {"base": "h200-sxm", "change": {"board_power_w": {"times": 0.5}}}
+    (row,) = [row for row in found.comparison if row["metric"] == "e2e_mean_s"]
+    with_half = assemble(parse_scenario({**given_, "device": half}, "here"), "here")
+    rows = of_whole_runs(with_half.study.run(lambda *_: None).rows)
+    (wanted,) = [each.value for each in rows if each.metric == "e2e_mean_s"]
+    assert row["predicted"] == pytest.approx(wanted, rel=1e-9)
+    assert row["predicted"] > 1.02 * row["reference"]
 
 
 def test_rows_that_determine_nothing_are_refused() -> None:

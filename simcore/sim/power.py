@@ -64,6 +64,10 @@ class PowerLimit:
         wanted = arithmetic * self.arithmetic
         return 1.0 if wanted <= left else float((wanted / max(LEAST, left)) ** (1.0 / EXPONENT))
 
+    def lower(self, times: float) -> "PowerLimit":
+        """Returns the law under a cap that is so many times lower."""
+        return PowerLimit(times * self.arithmetic, times * self.others, times * self.idle, self.over_s)
+
 
 class Load:
     """What a device has done lately."""

@@ -15,7 +15,9 @@ from statistics import median
 
 import torch
 
+from simcore.sim.power import PowerLimit
 from simcore.validate.benchmarks.timing import capture, event
+from simcore.validate.calibration import power_fit
 from simcore.validate.calibration.power_fit import Beside, Row
 from simcore.validate.timing.cuda_times import Call, has_fp8, scaled_product
 
@@ -40,7 +42,7 @@ SECONDS, LEAST_PERIODS, REST_S = 1.6, 12, 0.5
 # Beginnings of a kind, graphs of one, products in a graph, seconds before.
 BEGINNINGS, BEGUN, AT_A_TIME, BEFORE_S = 3, 150, 2, 1.0
 # Seconds of all of it, and of the quick cases.
-LASTS_S, QUICK_LASTS_S = 75.0, 20.0
+LASTS_S, QUICK_LASTS_S, CAP_LASTS_S = 75.0, 20.0, 15.0
 # Alone: products in a graph, and repetitions, each after a rest.
 ALONE, REPEATS, ALONE_REST_S = 8, 9, 0.3
 # Host and card: periods that are queued ahead.
@@ -51,7 +53,7 @@ class Products:
     """The products of one card. `alone_s`: seconds of each by itself, by number format, "memory" for those
     that memory bounds."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, fp8: bool = True) -> None:
         generator = torch.Generator("cuda").manual_seed(SEED)
 
         def drawn(*size: int) -> torch.Tensor:
@@ -62,7 +64,7 @@ class Products:
         for name, rows in (("bf16", ROWS), ("memory", FEW_ROWS)):
             x, out = drawn(rows, DEEP), torch.empty(rows, WIDE, device="cuda", dtype=torch.bfloat16)
             self.calls[name] = [partial(torch.mm, x, each, out=out) for each in matrices]
-        if has_fp8():
+        if fp8 and has_fp8():
             self.calls["fp8"] = [scaled_product(ROWS, WIDE, DEEP) for _ in range(MATRICES // 2)]
         self.alone_s: Mapping[str, float] = {name: self._alone_s(name) for name in self.calls}
 
@@ -113,6 +115,13 @@ def rows_here(*, quick: bool, say: Callable[[str], None]) -> list[Row]:
         say(f"after {before[number % 2]}")
         rows += beginning(products, before[number % 2], number + 1)
     return rows
+
+
+def cap_times(limit: PowerLimit) -> float:
+    """Returns by how much this card's power cap is lower than that of the law's card, by the quick cases.
+    Takes CAP_LASTS_S. Raises RuntimeError as `rows_here`."""
+    products = Products(fp8=False)
+    return power_fit.cap_times(limit, [steady(products, "bf16", *case) for case in QUICK])
 
 
 def steady(products: Products, name: str, share: float, period_s: float, beside: Beside) -> Row:

@@ -18,11 +18,11 @@ from typing import Literal, cast, get_args
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import least_squares
+from scipy.optimize import least_squares, minimize_scalar
 
 from simcore.devices.fitted import LimitedPower
 from simcore.input.files import InputError
-from simcore.sim.power import Load, PowerLimit
+from simcore.sim.power import FORMATS, Load, PowerLimit
 from simcore.validate import cells
 from simcore.validate.cells import count, positive
 
@@ -35,6 +35,8 @@ GUESS, LEAST, MOST = (1.5, 0.7, 0.1, 0.05), (0.5, 0.05, 0.0, 0.004), (4.0, 1.0, 
 PERIODS, TIMES_OVER = 12, 6.0
 # Later the card is as warm as its cases before, and no longer tells over which time power counts.
 BEGINNING_S = 0.1
+# By how much the caps of two cards of a kind may differ.
+CAPS = (0.75, 1.33)
 # A card whose products never take this much longer shows no limit.
 SEEN = 1.03
 # The median error and the largest that a law may have, in percent.
@@ -152,6 +154,17 @@ def series_of(rows: Iterable[Row]) -> Iterator[list[Row]]:
 def errors(limit: PowerLimit, rows: Sequence[Row]) -> list[float]:
     """Returns predicted over measured, less 1, of all steady cases."""
     return [steady(limit, row) / row.times - 1.0 for row in rows if row.kind == "steady"]
+
+
+def cap_times(limit: PowerLimit, rows: Sequence[Row]) -> float:
+    """Returns by how much the power cap of the card of these rows is lower than that of the law's card: cards
+    of one kind differ by some percent. Least squares over steady cases of the formats that slow down."""
+    steady_rows = [row for row in rows if row.kind == "steady" and row.dtype in FORMATS]
+
+    def off(times: float) -> float:
+        return sum([error**2 for error in errors(limit.lower(times), steady_rows)])
+
+    return float(minimize_scalar(off, bounds=CAPS, method="bounded").x)
 
 
 # -- the fit -------------------------------------------------------------------------------------------------

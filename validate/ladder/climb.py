@@ -25,6 +25,7 @@ from simcore.machine.machine import Overheads
 from simcore.machine.trace import Trace
 from simcore.ops.op import Op, Price, Pricer, Roofline
 from simcore.scenario import Scenario
+from simcore.sim.power import PowerLimit
 from simcore.sim.runs import Run, Setup, Start, span_by_span
 from simcore.studies.common import FIGURE, Outcome, Progress, Row, Standing, flat, of_whole_runs
 from simcore.studies.fields import HostOverheads
@@ -79,6 +80,9 @@ class Measuring(Protocol):
         """Returns the costs of verbs on this machine in a case (`machine.Overheads`), as far as op times do
         not include them."""
 
+    def cap_times(self, limit: PowerLimit) -> float:
+        """Measures by how much this machine's power cap is lower than that of the card of the law."""
+
     def start(self, setup: Setup) -> Run:
         """See `simcore.sim.runs.Start`."""
 
@@ -122,6 +126,8 @@ def climb(
     real = real or Real(repeats)
     place = Place(on, real.start, repeats)
     parts = assemble(scenario, where, place)
+    # Cards of a kind differ: a service near saturation is predicted for this one.
+    cap_times = 1.0 if parts.power is None else real.cap_times(parts.power)
     outcome = parts.study.run(progress)
     price = parts.price()
     alone = ops(real.traces, price, floor, progress)
@@ -134,7 +140,9 @@ def climb(
         scenario: Scenario, prices: Pricer, saved: Mapping[str, Mapping[Op, float]], *, alone: bool = False
     ) -> tuple[list[Row], dict[str, str]]:
         costs = _Costs(real.host_costs, _of_replays(scenario.overheads), saved)
-        again = assemble(scenario, where, Place("replay", costs.start, prices=prices, alone=alone))
+        again = assemble(
+            scenario, where, Place("replay", costs.start, prices=prices, alone=alone, cap_times=cap_times)
+        )
         return of_whole_runs(again.study.run(progress).rows), costs.described
 
     # The times of the run include the start of graphs and the extra time of kernels in them.
@@ -148,14 +156,14 @@ def climb(
     replayed, described = replay(bare, measured_prices(real.traces, floor, prices), {})
     one_by_one = None if ops is in_the_run else replay(scenario, prices, saved, alone=True)[0]
     place = replace(place, described=lambda: {**real.described, "replayed_with": described})
-    at_prices = assemble(scenario, where).study.run(progress)
+    at_prices = assemble(scenario, where, Place(cap_times=cap_times)).study.run(progress)
     predicted = of_whole_runs(at_prices.rows)
     outcome.warnings = [*outcome.warnings, *other_best(outcome.standings, at_prices.standings)]
     measured = [row for row in of_whole_runs(outcome.rows) if ops is in_the_run or row.metric not in SPLIT]
     rungs = ladder(points, predicted, replayed, measured, bounds, one_by_one=one_by_one)
 
     def simulate(start: Start) -> Outcome:
-        return assemble(scenario, where, Place("predicted", start)).study.run(progress)
+        return assemble(scenario, where, Place("predicted", start, cap_times=cap_times)).study.run(progress)
 
     case, outcome.trace = longest(real.started)
     at_prices.trace_title, at_prices.trace = simulated_too(case, simulate)

@@ -20,6 +20,7 @@ from simcore.models.prompt import ORIGINAL, PROMPT_METHODS, Prompt
 from simcore.models.served_decoder import ServedDecoder
 from simcore.ops.op import Op
 from simcore.scenario import Scenario
+from simcore.sim.power import PowerLimit
 from simcore.sim.runs import Run, Setup
 from simcore.studies.common import middle_first
 from simcore.studies.operators.scenario import PromptScenario
@@ -179,6 +180,11 @@ class Real:
         """Returns no costs: on a CPU the times of ops include the host's share."""
         del case
         return {}
+
+    def cap_times(self, limit: PowerLimit) -> float:
+        """Returns 1: no CPU's cap is known to differ."""
+        del limit
+        return 1.0
 
     def start(self, setup: Setup) -> Run:
         """Makes a run with buffers of its own, in processes of its own if its strategy says so."""

@@ -26,10 +26,12 @@ from simcore.input.files import InputError
 from simcore.machine.machine import Machine, Program
 from simcore.machine.trace import Trace
 from simcore.models.served_decoder import ServedDecoder
+from simcore.sim.power import PowerLimit
 from simcore.sim.runs import Run, Setup
 from simcore.sim.simulation import Route
 from simcore.validate.benchmarks.timing import version_of
 from simcore.validate.calibration.cuda_host import host_costs
+from simcore.validate.calibration.cuda_power import cap_times
 from simcore.validate.machines.buffers.cuda_served import rehearsal
 from simcore.validate.machines.buffers.decoder import Weights
 from simcore.validate.machines.cuda.cuda_api import CudaApi, TorchCudaApi
@@ -255,6 +257,7 @@ class RealCard:
     memory: str = ""
     compiling_s: float = 0.0
     first_runs_s: float = 0.0
+    power_cap: str = ""
     operands: str = operands_of(None)
     apart: Apart = field(default_factory=lambda: Apart(card_instance))
     _case: _Case | None = field(default=None)
@@ -281,6 +284,7 @@ class RealCard:
             " as the L2 cache has no room for",
             "how": f"captured graphs on streams, each rank on its card; {self.operands}",
             **({"memory": self.memory} if self.memory else {}),
+            **({"card_power_cap": self.power_cap} if self.power_cap else {}),
             **({"prepared": self._prepared} if runs else {}),
             **({"captured": f"{self.captured} graphs in runs that count"} if self.captured else {}),
             **({"host": f"at its pace before and after {sum(self.at_pace)} of {runs} runs"} if runs else {}),
@@ -300,6 +304,14 @@ class RealCard:
         runs = self.started.get(case)
         traces = reported({case: runs}) if runs else []
         return {**self._in_loops, **traces[0].verbs} if traces else self._in_loops
+
+    def cap_times(self, limit: PowerLimit) -> float:
+        """Measures by how much this card's power cap is lower than that of the card of the law."""
+        self.release()
+        found = cap_times(limit)
+        self.power_cap = f"{1.0 / found:.3f} times that of the card of the profile, by products under load"
+        _collect()
+        return found
 
     def start(self, setup: Setup) -> Run:
         """Makes a run on the case's card, with its buffers reset; in processes of its own if its strategy
