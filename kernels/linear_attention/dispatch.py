@@ -15,7 +15,7 @@ from simcore.kernels.linear_attention.terms import Result
 from simcore.kernels.linear_attention.triton_chunked import aligned, chunked_linear_attention
 from simcore.kernels.linear_attention.triton_fleet import fleet_attention
 from simcore.kernels.linear_attention.triton_step import linear_attention_step
-from simcore.kernels.linear_attention.triton_tensors import WIDEST
+from simcore.kernels.linear_attention.triton_tensors import WIDEST, WIDEST_VALUES
 from simcore.ops.op import Op
 
 # By method.
@@ -34,7 +34,7 @@ def is_taken(method: str, q: Tensor, *others: Tensor) -> bool:
     """Whether a method's kernel computes with q [.., rank] and others, k or v [.., dim]. No kernel has
     gradients."""
     wanted = torch.is_grad_enabled() and any(x.requires_grad for x in (q, *others))
-    wide = max(x.shape[-1] for x in (q, *others)) > WIDEST
+    wide = q.shape[-1] > WIDEST or max(x.shape[-1] for x in (q, *others)) > WIDEST_VALUES
     return has_kernel(q) and not (wanted or wide or (method in NARROW and q.dtype == torch.float16))
 
 
@@ -47,7 +47,10 @@ def by_tensors(method: str, elsewhere: Run) -> Run:
         if not is_taken(method, q, k, v):
             return elsewhere(op, q, k, v, decay, state)  # type: ignore[no-any-return]
         before = None if state is None else _rows(state.float())
-        return TRITON[method](_rows(q), _rows(k), _rows(v), _decay(decay), before)
+        # Laid out as q is: heads of a token side by side, or tokens of a head.
+        by_token, (batch, heads, length, dim) = q.stride(1) < q.stride(2), (*q.shape[:3], v.shape[-1])
+        out = q.new_empty(batch, length, heads, dim).transpose(1, 2) if by_token else None
+        return TRITON[method](_rows(q), _rows(k), _rows(v), _decay(decay), before, out=out)
 
     return run
 

@@ -373,7 +373,7 @@ def _first_row(group, groups, length, rows, UNIT: tl.constexpr, ALONE: tl.conste
 
 
 @triton.jit
-def _what_is_left(count, log, CHUNK: tl.constexpr):
+def what_is_left(count, log, CHUNK: tl.constexpr):
     """By the end of a chunk of `count` rows: gamma^(count-1-j) of row j; gamma^count - 1 of all before."""
     return tl.exp2(tl.maximum(count - 1 - tl.arange(0, CHUNK), 0) * log), shrinkage(log, count)
 
@@ -387,7 +387,7 @@ def _remembered(log):
 @triton.jit
 def _state_after(state, k, v, left, shrink, DECAY: tl.constexpr):
     """The state's transpose [COLUMNS, RANK] after a chunk k [CHUNK, RANK], v [CHUNK, COLUMNS]; left, shrink:
-    `_what_is_left`."""
+    `what_is_left`."""
     if DECAY:
         v = (v.to(tl.float32) * left[:, None]).to(v.dtype)
         state += state * shrink
@@ -404,7 +404,7 @@ def _summed_up(
 ):  # fmt: skip
     """The state's transpose after rows `first` up to `end`, whole chunks, of which nothing else is made: the
     last first, by the weights that they have at the end, of which the last `count` count."""
-    left, _ = _what_is_left(CHUNK, log, CHUNK)
+    left, _ = what_is_left(CHUNK, log, CHUNK)
     rows = end - first
     if DECAY:
         state += state * shrinkage(log, rows)
@@ -576,7 +576,7 @@ def _outputs_kernel(
             stride_k_sequence, stride_k_head, stride_k_row, stride_v_sequence, stride_v_head, stride_v_row,
             RANK_USED, DIM_USED, RANK, DIM, SUMMED, COLUMNS, SUMMED_STAGES, DECAY, COPIED,
         )  # fmt: skip
-    left_of_whole, shrink_of_whole = _what_is_left(CHUNK, log, CHUNK)
+    left_of_whole, shrink_of_whole = what_is_left(CHUNK, log, CHUNK)
     for start in tl.range(first, last, CHUNK, num_stages=STAGES):
         q = _rows(
             q_ptr, sequence, q_head, stride_q_sequence, stride_q_head, stride_q_row, start, last, 0,
@@ -600,7 +600,7 @@ def _outputs_kernel(
         out = tl.dot(tl.trans(v), scores.to(v.dtype), out, input_precision="tf32x3")
         left_here, shrink_here = left_of_whole, shrink_of_whole
         if last - start < CHUNK:
-            left_here, shrink_here = _what_is_left(last - start, log, CHUNK)
+            left_here, shrink_here = what_is_left(last - start, log, CHUNK)
         state = _state_after(state, k, v, left_here, shrink_here, DECAY)
         # Stored while the product before is still being computed.
         if COPIED:

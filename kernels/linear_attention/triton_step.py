@@ -98,45 +98,54 @@ def linear_attention_step(
     check_written("state", state)
     config = config or config_for(q, sizes)
     blocks = triton.cdiv(sizes.dim, config.columns)
-    _step_kernel[(blocks * sizes.kv_heads * sizes.batch,)](
-        q, k, v, state, decay, out,
+    step_kernel[(blocks * sizes.kv_heads * sizes.batch,)](
+        q, k, v, state, decay, out, None, None,
         *q.stride()[:2], *k.stride()[:2], *v.stride()[:2], *state.stride()[:3], *out.stride()[:2],
         RANK_USED=sizes.rank, DIM_USED=sizes.dim, RANK=padded(sizes.rank), COLUMNS=config.columns,
-        BLOCKS=blocks, HEADS=sizes.kv_heads, GROUP=sizes.group,
+        BLOCKS=blocks, HEADS=sizes.kv_heads, GROUP=sizes.group, SHARED=1,
         **launched(config.warps, config.chained),
     )  # fmt: skip
     return out
 
 
 @triton.jit
-def _step_kernel(
-    q_ptr, k_ptr, v_ptr, state_ptr, decay_ptr, out_ptr,
+def step_kernel(
+    q_ptr, k_ptr, v_ptr, state_ptr, decay_ptr, out_ptr, slots_ptr, lengths_ptr,
     stride_q_sequence, stride_q_head, stride_k_sequence, stride_k_head, stride_v_sequence, stride_v_head,
     stride_state_sequence, stride_state_head, stride_state_row, stride_out_sequence, stride_out_head,
     RANK_USED: tl.constexpr, DIM_USED: tl.constexpr, RANK: tl.constexpr, COLUMNS: tl.constexpr,
-    BLOCKS: tl.constexpr, HEADS: tl.constexpr, GROUP: tl.constexpr, CHAINED: tl.constexpr,
+    BLOCKS: tl.constexpr, HEADS: tl.constexpr, GROUP: tl.constexpr, SHARED: tl.constexpr,
+    CHAINED: tl.constexpr,
 ):  # fmt: skip
-    """COLUMNS of the state of one KV head of one sequence. Grid (blocks * heads * batch,), blocks fastest."""
+    """COLUMNS of the state of one KV head of one sequence. Grid (blocks * heads * batch,), blocks fastest.
+    SHARED heads of states, of a query head each, have one key and value; slots, lengths: `triton_served`."""
     if CHAINED:
         gdc_wait()
         gdc_launch_dependents()
     at = tl.program_id(0)
     head = (at // BLOCKS % HEADS).to(tl.int64)
     sequence = (at // (BLOCKS * HEADS)).to(tl.int64)
+    place, rows_known = sequence, RANK_USED
+    if lengths_ptr is not None:
+        length = tl.load(lengths_ptr + sequence)
+        if length == 0:
+            return
+        place = tl.load(slots_ptr + sequence).to(tl.int64)
+        rows_known = tl.where(length > 1, RANK_USED, 0)
     row = tl.arange(0, RANK)
     column = at % BLOCKS * COLUMNS + tl.arange(0, COLUMNS)
     row_inside, column_inside = row < RANK_USED, column < DIM_USED
-    state_base = state_ptr + sequence * stride_state_sequence + head * stride_state_head
+    state_base = state_ptr + place * stride_state_sequence + head * stride_state_head
     state_at = state_base + row.to(tl.int64)[:, None] * stride_state_row + column[None, :]
     inside = row_inside[:, None] & column_inside[None, :]
-    k_base = k_ptr + sequence * stride_k_sequence + head * stride_k_head
-    v_base = v_ptr + sequence * stride_v_sequence + head * stride_v_head
+    k_base = k_ptr + sequence * stride_k_sequence + head // SHARED * stride_k_head
+    v_base = v_ptr + sequence * stride_v_sequence + head // SHARED * stride_v_head
     q_base = q_ptr + sequence * stride_q_sequence + head * GROUP * stride_q_head
     # All loads are in flight before any result is used: a small step is mostly one trip to memory.
     decay = 1.0
     if decay_ptr is not None:
         decay = tl.load(decay_ptr + head).to(tl.float32)
-    state = tl.load(state_at, mask=inside, other=0.0)
+    state = tl.load(state_at, mask=inside & (row < rows_known)[:, None], other=0.0)
     k = tl.load(k_base + row, mask=row_inside, other=0.0)
     v = tl.load(v_base + column, mask=column_inside, other=0.0)
     next_q = tl.load(q_base + row, mask=row_inside, other=0.0)

@@ -17,8 +17,9 @@ from simcore.kernels.decoder.checks import check_like, check_written, kind
 from simcore.kernels.linear_attention.terms import mask, masked_product, state_after, weighed_queries
 
 FORMATS = (torch.float16, torch.bfloat16, torch.float32)
-# The most columns of q, k or v that a kernel takes: a program holds a state of so many rows.
-WIDEST = 256
+# The most columns of q and k that a kernel takes: a program holds a state of so many rows. Of v a program has
+# some columns; nobody has asked for more.
+WIDEST, WIDEST_VALUES = 256, 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +58,10 @@ def sizes_of(q: Tensor, k: Tensor, v: Tensor, decay: Tensor | None) -> Sizes:
     """Returns the sizes of q [batch, q_heads, length, rank], k [batch, kv_heads, length, rank] and v [..,
     dim], decay [kv_heads]. Raises ValueError naming the tensor that does not fit."""
     for name, x in (("q", q), ("k", k), ("v", v)):
-        if x.dim() != 4 or 0 in x.shape or x.stride(-1) != 1 or x.shape[-1] > WIDEST:
+        most = WIDEST_VALUES if name == "v" else WIDEST
+        if x.dim() != 4 or 0 in x.shape or x.stride(-1) != 1 or x.shape[-1] > most:
             raise ValueError(
-                f"{name} has to be [batch, heads, length, {WIDEST} at most], nothing empty, the last "
+                f"{name} has to be [batch, heads, length, {most} at most], nothing empty, the last "
                 f"dimension contiguous, not {kind(x)}"
             )
         if x.dtype not in FORMATS or x.dtype != q.dtype or x.device != q.device:
