@@ -1,21 +1,44 @@
-"""Models with states on a card give the ids of the CPU's machine: in Triton's interpreter on a card that is
-none, and on the real one (marker `gpu`)."""
+"""Models with states on a card: decoding gives the ids of the CPU's machine, prompts the logits and services
+the tokens of a plain float64 model. In Triton's interpreter on a card that is none, and on the real one
+(marker `gpu`)."""
 
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
+from simcore.assembly import Place, assemble
+from simcore.input.files import InputError
+from simcore.machine.machine import Program
 from simcore.models.decoder import Decoder, Dtypes
 from simcore.models.decoder_config import DecoderConfig
+from simcore.models.mixers import FULL, LINEAR, LinearMixer
+from simcore.models.prompt import Prompt
+from simcore.models.served_decoder import ServedDecoder, step_sizes
+from simcore.scenario import load_scenario, parse_scenario
+from simcore.schedules.continuous_batching import continuous_batching
 from simcore.schedules.tensor_parallel import tensor_parallel
+from simcore.validate.machines.buffers import cuda_served
 from simcore.validate.machines.buffers.cuda_decoder import card_decoder_states
-from simcore.validate.machines.buffers.decoder import decoder_states
+from simcore.validate.machines.buffers.cuda_prompts import CardPromptState
+from simcore.validate.machines.buffers.cuda_served import Cache, CardServedState
+from simcore.validate.machines.buffers.decoder import Weights, decoder_states, shards
+from simcore.validate.machines.buffers.served import prompt_ids
 from simcore.validate.machines.cpu.machine import TorchRun
 from simcore.validate.machines.cuda.cuda_api import TorchCudaApi
 from simcore.validate.machines.cuda.machine import Card
+from simcore.validate.machines.cuda.runs import RealCard
+from simcore.validate.machines.cuda.states import CardStates, check_card_runs
+from simcore.workload.requests import END, REQUESTS, Batch, Journal, Request
 from tests.fake_card import FakeCudaApi
-from tests.test_linear_torch import HYBRID, RETNET, TRANSNORMER
+from tests.test_linear_torch import HYBRID, METHODS, RETNET, TRANSNORMER, answer, plain
+from tests.thorough import first
 
 HAS_GPU = torch.cuda.is_available()
 KINDS = [
@@ -26,6 +49,11 @@ KINDS = [
 ]
 F32 = Dtypes("fp32", "fp32", "fp32")
 SEED, CONTEXT, TOKENS, BATCH = 5, 11, 3, 2
+
+
+F64 = Dtypes("fp64", "fp64", "fp64")
+ROOT = Path(__file__).resolve().parent.parent
+MODELS = pytest.mark.parametrize("config", [RETNET, TRANSNORMER, HYBRID], ids=lambda config: config.name)
 
 
 def on_card(kind: str, model: Decoder) -> list[list[list[int]]]:
@@ -50,9 +78,218 @@ def on_cpu(model: Decoder) -> list[list[int]]:
     return [states[0].chosen[token].tolist() for token in range(TOKENS)]
 
 
+@MODELS
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("config", [RETNET, TRANSNORMER, HYBRID], ids=lambda config: config.name)
 def test_a_card_decodes_the_ids_of_the_cpu(config: DecoderConfig, kind: str) -> None:
     model = Decoder(config, batch=BATCH, dtypes=F32)
     expected = on_cpu(model)
     assert on_card(kind, model) == [expected, expected]
+
+
+# -- prompts ---------------------------------------------------------------------------------------
+
+
+def widened(config: DecoderConfig, **of_mixer: int) -> DecoderConfig:
+    """A model of several hundred columns, whose kernels are those of large ones; other models as they are."""
+    assert config.linear is not None
+    width = 64 if config.linear.inputs == "rotary" else 32
+    mixer = replace(
+        config.linear, key_dim=width, value_dim=width * (2 if config is RETNET else 1), **of_mixer
+    )
+    return replace(
+        config, hidden=256, intermediate=512, head_dim=width, vocab=1000, linear=mixer,
+        name=f"wide {config.name}",
+    )  # fmt: skip
+
+
+def relative(found: Tensor, truth: Tensor) -> float:
+    return float((found.double().cpu() - truth).norm() / truth.norm())
+
+
+@MODELS
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("method", first(2, METHODS))
+def test_every_method_on_a_card_gives_a_plain_model_s_logits(
+    config: DecoderConfig, method: str, kind: str
+) -> None:
+    """Twice in captured graphs; of each prompt's last token, or of all tokens."""
+    device = "cuda" if kind == "cuda" else "cpu"
+    (weights,) = shards(config, F64, 1, "all_reduce", SEED)
+    for all_logits in (False, True):
+        prompt = Prompt(config, method, 2, 37, "fp32", all_logits=all_logits)
+        own = shards(config, F32, 1, "all_reduce", SEED)[0].to(device)
+        state = CardPromptState(prompt, own, SEED, device)
+        for _ in range(2):
+            state.begin(None, {}, 0)
+            for op in prompt.op.parts:
+                state.execute(op)
+        logits = state.served.buffers["logits"]
+        assert len(logits) == (74 if all_logits else 2)
+        for number in range(2):
+            ids = prompt_ids(Request(number, 0.0, 37, 1, 1), config.vocab, SEED).tolist()
+            ended = logits[37 * number + 36 if all_logits else number]
+            assert relative(ended, plain(config, weights, ids)) <= 1e-5
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not HAS_GPU, reason="needs a CUDA device")
+@MODELS
+@pytest.mark.parametrize("method", ["lightning", "fleet", "block_based"])
+def test_prompts_of_wide_models_in_bf16(config: DecoderConfig, method: str) -> None:
+    """To the rounding of bf16, by weights that are the same to the last bit."""
+    config = widened(config)
+    (own,) = shards(config, Dtypes("bf16", "bf16", "bf16"), 1, "all_reduce", SEED, "cuda")
+    exact = in_double(own)
+    prompt = Prompt(config, method, 1, 1500, "bf16")
+    state = CardPromptState(prompt, own, SEED, "cuda")
+    state.begin(None, {}, 0)
+    for op in prompt.op.parts:
+        state.execute(op)
+    ids = prompt_ids(Request(0, 0.0, 1500, 1, 1), config.vocab, SEED).tolist()
+    assert relative(state.served.buffers["logits"][0], plain(config, exact, ids)) <= 2e-2
+
+
+def in_double(weights: Weights) -> Weights:
+    """The same numbers, on the CPU."""
+
+    def doubled(matrices: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {name: x.double().cpu() for name, x in matrices.items()}
+
+    return replace(
+        weights, layers=tuple(doubled(own) for own in weights.layers), outside=doubled(weights.outside)
+    )  # fmt: skip
+
+
+PROMPT = {
+    "name": "t", "study": "prompt", "device": "h200-sxm", "model": "tiny-hybrid", "dtype": "fp32",
+    "methods": ["lightning", "vanilla"], "length": [20, 33],
+}  # fmt: skip
+
+
+@pytest.mark.skipif(HAS_GPU, reason="the interpreter is for machines without a CUDA device")
+def test_a_study_of_prompts_runs_on_a_card(hurried: None) -> None:
+    """Each method and length is captured before the runs that count."""
+    del hurried
+    real = RealCard(1, CardStates(1 << 20, "cpu"), api=FakeCudaApi)
+    place = Place("cuda", real.start, 1, described=lambda: real.described)
+    outcome = assemble(parse_scenario(PROMPT, "t"), "t", place).study.run(lambda *_: None)
+    latencies = [row.value for row in outcome.rows if row.metric == "latency_s"]
+    assert len(latencies) == 4
+    assert all(value is not None and value > 0.0 for value in latencies)
+    assert real.captured == 0
+
+
+def test_what_a_card_does_not_compute_of_prompts_is_one_line() -> None:
+    check_card_runs(load_scenario(ROOT / "scenarios" / "h200" / "hybrid_prompt.yaml"), "t")
+    original = parse_scenario({**PROMPT, "methods": ["vanilla", "original"]}, "t")
+    with pytest.raises(
+        InputError, match=r"methods\[1\]: original, .* not run; on a card vanilla, .* are allowed"
+    ):
+        check_card_runs(original, "t")
+    windowed = replace(HYBRID, mixers=(LINEAR, "sliding_attention", FULL), window=4)
+    with pytest.raises(InputError, match="layers of sliding_attention"):
+        CardPromptState(Prompt(windowed, "vanilla", 1, 8, "fp32"), None, SEED, "cpu")  # type: ignore[arg-type]
+    narrow = replace(RETNET, linear=LinearMixer(4, 4, 6, 4))
+    model = ServedDecoder(narrow, dtypes=F32)
+    with pytest.raises(ValueError, match="values narrower than its keys"):
+        CardServedState(model, None, Cache(model, 40, 9, 1, 1, SEED, "cpu"), 1)  # type: ignore[arg-type]
+    exact = ServedDecoder(RETNET, dtypes=F64)
+    with pytest.raises(ValueError, match="keeps them in fp32, not in fp64"):
+        CardServedState(exact, None, Cache(exact, 40, 9, 1, 1, SEED, "cpu"), 1)  # type: ignore[arg-type]
+
+
+# -- chunks ----------------------------------------------------------------------------------------
+
+
+def in_chunks(state: CardServedState, tokens: int, cuts: list[int]) -> Tensor:
+    """The logits after a prompt that is computed up to each cut and to its end, step by step."""
+    request, done = Request(0, 0.0, tokens, 1, 1), 0
+    state.reset()
+    for end in [*cuts, tokens]:
+        sizes = step_sizes(0, 0, [(end - done, done)], int(end == tokens))
+        write = state.begin(Batch([(request, end - done, done)], []), sizes, 0)
+        assert write is not None
+        write()
+        for op in state.model.prefill.ops:
+            state.execute(op.at(state.bound(state.model.prefill, sizes)))
+        done = end
+    return state.buffers["logits"][0].double().cpu()
+
+
+def cuts_of(draw: Random, tokens: int, most: int) -> list[int]:
+    """Ends of chunks of 1 to `most` tokens, the last one left out."""
+    found = [0]
+    while found[-1] < tokens:
+        found.append(found[-1] + draw.randint(1, draw.choice([3, most])))
+    return found[1:-1]
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered", "ignore:invalid value encountered")
+@MODELS
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("seed", first(1, range(5)))
+def test_a_sequence_in_chunks_is_that_of_one_whole(config: DecoderConfig, seed: int, kind: str) -> None:
+    """On a card 1,500 to 3,000 tokens, in bf16 and in chunks of 1 to 700: logits to a thousandth, and the
+    same token, but where two are as close to each other as that."""
+    draw, on_gpu = Random(seed), kind == "cuda"
+    config, device = (widened(config), "cuda") if on_gpu else (config, "cpu")
+    tokens, most = (draw.randint(1500, 3000), 700) if on_gpu else (draw.randint(60, 90), 40)
+    formats = Dtypes(*["bf16" if on_gpu else "fp32"] * 3)
+    model = ServedDecoder(config, dtypes=formats)
+    (weights,) = shards(config, formats, 1, "all_reduce", seed, device)
+    cache = Cache(model, tokens, tokens + 2 * cuda_served.PAGE, 2, 2, seed, device)
+    state = CardServedState(model, weights, cache, 2)
+    with torch.inference_mode():
+        whole = in_chunks(state, tokens, [])
+        cut = in_chunks(state, tokens, cuts_of(draw, tokens, most))
+    assert relative(cut, whole) <= (1e-3 if on_gpu else 1e-5)
+    one, other = int(whole.argmax()), int(cut.argmax())
+    assert abs(float(whole[one] - whole[other])) <= 2e-3 * float(whole.abs().max())
+
+
+# -- serving ---------------------------------------------------------------------------------------
+
+
+def batching(draw: Random) -> Callable[..., Program]:
+    """Room for the states of a few sequences, and soon not for their tokens."""
+    return partial(
+        continuous_batching, blocks=draw.randint(30, 60), block_tokens=draw.choice([2, 5]),
+        token_budget=draw.choice([5, 9, 64]), max_sequences=draw.randint(2, 4), state_blocks=4,
+        prefill=draw.choice(["chunked", "first"]), ahead=draw.choice([0, 1]),
+    )  # fmt: skip
+
+
+# Rows of padding hold whatever was in their memory.
+@pytest.mark.filterwarnings("ignore:overflow encountered", "ignore:invalid value encountered")
+@MODELS
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("seed", first(2, range(6)))
+def test_a_card_serves_each_request_as_if_it_were_alone(
+    config: DecoderConfig, seed: int, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More requests than places and than slots of states; some are preempted and computed again."""
+    monkeypatch.setattr(cuda_served, "PAGE", 16)
+    draw, device = Random(f"{config.name} {seed}"), "cuda" if kind == "cuda" else "cpu"
+    config = replace(config, layers=2, mixers=(config.layer_mixers[0], config.layer_mixers[1]))
+    wanted = [
+        Request(i, 0.002 * i * draw.random(), draw.randint(1, 20), answers, answers)
+        for i, answers in enumerate(draw.randint(1, 12) for _ in range(10))
+    ]
+    wanted.sort(key=lambda request: request.arrival_s)
+    model = ServedDecoder(config, dtypes=F32)
+    weights = shards(config, F32, 1, "all_reduce", SEED)[0].to(device)
+    cache = Cache(model, 200, 48, 8, 9, SEED, device)
+    state = CardServedState(model, weights, cache, 8)
+    api: Any = TorchCudaApi() if kind == "cuda" else FakeCudaApi(seed)
+    run, journal = Card([state], api, mesh={"tensor": 1}).start(), Journal()
+    answers_of = dict[int, list[int]]()
+    run.feed(0, REQUESTS, [*((r.arrival_s, r) for r in wanted), (wanted[-1].arrival_s, END)])
+    journal.answered = lambda r, _: answers_of.update({r.id: cache.answer(r)})
+    schedule = batching(draw)
+    run.run(lambda m: schedule(m, model, journal))
+    (exact,) = shards(config, F64, 1, "all_reduce", SEED)
+    for r in wanted:
+        ids = prompt_ids(r, config.vocab, SEED).tolist()
+        assert answers_of[r.id] == answer(config, exact, ids, r.output_tokens), (r.id, r.preemptions)
+    slots = [held.slot for held in cache.held.values() if held.slot]
+    assert sorted([*slots, *cache.free_slots]) == list(range(1, 9))

@@ -154,3 +154,19 @@ def test_captured_ops_are_those_of_the_steps() -> None:
     model = ServedDecoder(GQA)
     kinds = {op.kind for op in captured_ops(model, holds)}
     assert kinds == {op.kind for graph in (model.decode, model.prefill) for op in graph.ops}
+
+
+@emulated
+@pytest.mark.filterwarnings("ignore:overflow encountered", "ignore:invalid value encountered")
+def test_a_model_with_states_is_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that it needs is captured before; its kernels of linear attention are not those of single ops."""
+    hybrid = {**TINY, "num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]}
+    monkeypatch.setitem(globals(), "TINY", hybrid)
+    of = scenario(tmp_path, STRATEGIES["continuous"])
+    outcome, real = ran(of)
+    assert {row.metric: row.value for row in outcome.rows}["ttft_mean_s"] > 0.0  # type: ignore[operator]
+    assert real.captured == 0
+    kinds = {op.kind for op in launched(of, "t", lambda *_: None)}
+    assert not {kind for kind in kinds if kind.startswith("linear_attention")}
+    with pytest.raises(InputError, match="has states of sequences, which continuous_batching alone keeps"):
+        ran(scenario(tmp_path, STRATEGIES["fusion"]))

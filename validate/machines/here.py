@@ -98,13 +98,13 @@ def check_formats(scenario: Scenario, where: str, device: str = "the CPU") -> No
             raise InputError(f"{where}: {field_}: is {dtype!r}; on {device} {allowed} are allowed")
 
 
-def check_prompts(scenario: Scenario, where: str) -> None:
+def check_prompts(scenario: Scenario, where: str, device: str = "the CPU") -> None:
     """Raises InputError for a way of computing prompts that is priced alone."""
     if isinstance(scenario, PromptScenario) and ORIGINAL in scenario.methods:
         allowed = ", ".join(method for method in PROMPT_METHODS if method != ORIGINAL)
         raise InputError(
             f"{where}: methods[{scenario.methods.index(ORIGINAL)}]: {ORIGINAL}, a model's published code, is"
-            f" priced and not run; on the CPU {allowed} are allowed"
+            f" priced and not run; on {device} {allowed} are allowed"
         )
 
 

@@ -14,6 +14,7 @@ from simcore.kernels.long_convolution.placed_tiles import power_from
 from simcore.kernels.table import TABLE
 from simcore.machine.trace import Trace
 from simcore.models.served_decoder import ServedDecoder
+from simcore.ops.linear_layer import DECODE, PROMPTS
 from simcore.ops.op import Op
 from simcore.scenario import Scenario
 from simcore.sim.runs import Run, Setup, simulated, span_by_span
@@ -30,7 +31,7 @@ MOST_S = 600.0
 # Dimensions of rows and columns that grow from position to position.
 GROWING = ("inputs", "outputs")
 # Kinds of op that a step which serves runs otherwise than alone.
-SERVED = frozenset({"rotary", "kv_append", "paged_attention", "prefill_attention"})
+SERVED = frozenset({"rotary", "kv_append", "paged_attention", "prefill_attention", DECODE, PROMPTS})
 
 
 def compile_for(scenario: Scenario, where: str, progress: Progress, tried: Try | None = None) -> None:

@@ -327,7 +327,7 @@ class CardDecoderState(CardState):
         elif op.kind == "lrpe":
             own.widen(op, self.lengths)
         else:
-            own.mix(op, self.layer)
+            own.mix(self.layer)
 
     def _product(self, op: Op, gate: Tensor | None) -> None:
         own = self._own(op, gate)

@@ -2,7 +2,8 @@
 
     known [places, positions]    the tokens of each request, of its prompt and its answer
     tables [places, blocks]      its blocks of K and V, PAGE tokens each
-    step                         places, lengths, ends and first rows of a launch's sequences
+    step                         places, lengths, ends and first rows of a launch's sequences, and their slots
+    states [slots, ..]           of layers of linear attention, a slot a sequence, beside its blocks
 
 The device reads all of these, so one captured step serves all steps of as many rows, and the host need not
 know what was chosen. Sizes are rounded up to `SEQUENCES` and `TOKENS`; rows beyond a step's own are padding,
@@ -41,8 +42,10 @@ from simcore.kernels.decoder.rotary import angles, rotary_append
 from simcore.kernels.decoder.slot_moves import slot_caches, slot_moves
 from simcore.kernels.decoder.step_rows import StepRows, keep_chosen, step_room, step_rows, step_tables
 from simcore.machine.machine import MAIN, Machine, Program, Ticket
+from simcore.models.mixers import STATEFUL
 from simcore.models.served_decoder import ServedDecoder, decode_sizes, growth, step_sizes
 from simcore.ops.op import Graph, Op
+from simcore.validate.machines.buffers.cuda_linear import CardLinear
 from simcore.validate.machines.buffers.decoder import (
     READS,
     WRITES,
@@ -51,6 +54,7 @@ from simcore.validate.machines.buffers.decoder import (
     layer_after,
     mlp_inputs,
 )
+from simcore.validate.machines.buffers.linear import LinearPart
 from simcore.validate.machines.buffers.served import anonymous, check_totals, prompt_ids
 from simcore.validate.machines.state import CardState, torch_dtype
 from simcore.workload.requests import Batch, Request
@@ -108,21 +112,24 @@ def rounded_rows(rows: int) -> int:
 
 @dataclass(slots=True, eq=False)
 class Held:
-    """A request on the card: its row of `known` and `tables`, and its blocks. `sent_back`: how often it had
-    been preempted when its blocks were given out."""
+    """A request on the card: its row of `known` and `tables`, its blocks, and the slot of its states (0:
+    none). `sent_back`: how often it had been preempted when its blocks were given out."""
 
     request: Request
     place: int
     blocks: list[int] = field(default_factory=list)
     sent_back: int = 0
+    slot: int = 0
 
 
 class Cache:
-    """The KV cache of one rank, k and v [blocks, PAGE, kv_heads, d] a layer, and the tokens of its requests.
+    """The KV cache of one rank, k and v [blocks, PAGE, kv_heads, d] of each layer of attention, the states of
+    other layers, and the tokens of its requests.
 
     `positions`: the most tokens of a request; `running`: the requests that run at once at most, on as many
-    streams; `places`: those whose tokens are kept; `frequencies`: see `angles`. Block 0 is no request's:
-    padding reads it. Raises RuntimeError if a schedule runs more than there are blocks or places for.
+    streams; `places`: those whose tokens are kept; `frequencies`: see `angles`; `keeps_states`: whether
+    requests have slots of states. Block 0 and slot 0 are no request's: padding reads them. Raises
+    RuntimeError if a schedule runs more than there are blocks, slots or places for.
     """
 
     def __init__(
@@ -135,18 +142,27 @@ class Cache:
         seed: int,
         device: torch.device | str,
         frequencies: Tensor | None = None,
+        *,
+        keeps_states: bool = True,
     ) -> None:
         config, self.seed, self.device = model.config, seed, device
         heads = kv_heads_of(config, 0, model.ranks)
         # The last block of a sequence may hold a single token.
         blocks = 1 + ceil(kv_tokens / PAGE) + running
-        size = (config.layers, 2, blocks, PAGE, heads.stop - heads.start, config.head_dim)
+        attends = [layer for layer, mixer in enumerate(config.layer_mixers) if mixer not in STATEFUL]
+        self.of_layer = {layer: place for place, layer in enumerate(attends)}
+        size = (len(attends), 2, blocks, PAGE, heads.stop - heads.start, config.head_dim)
         self.kv = torch.zeros(size, dtype=torch_dtype(model.dtypes.kv), device=device)
+        self.states = list[Tensor]()
+        if config.linear is not None:
+            act, slots = torch_dtype(model.dtypes.activation), 1 + running if keeps_states else 0
+            self.states = LinearPart(config, 0, 1).states(slots, act, device)
+        self.slots = running if self.states and keeps_states else 0
         self.vocab, self.positions = config.vocab, positions
         self.known = torch.zeros(places + 1, positions, dtype=torch.int64, device=device)
         self.tables = torch.zeros(places + 1, ceil(positions / PAGE), dtype=torch.int32, device=device)
         # What a shuffle copies, from block to block: K and V of each layer are a cache of their own.
-        self.blocks = slot_caches(self.kv.flatten(0, 1), token_dim=1)
+        self.blocks = slot_caches(self.kv.flatten(0, 1), token_dim=1) if attends else None
         self.moves = torch.zeros(blocks, 2, dtype=torch.int32, device=device)
         self.move_count = torch.zeros(1, dtype=torch.int32, device=device)
         # In fp32, because large positions need it.
@@ -159,7 +175,7 @@ class Cache:
         self.computed: dict[str, Batch] = {}
         self.send = Sender(device)
         self.held: dict[int, Held] = {}
-        self.free_blocks, self.free_places = list[int](), list[int]()
+        self.free_blocks, self.free_places, self.free_slots = list[int](), list[int](), list[int]()
         self.reset()
 
     def reset(self) -> None:
@@ -169,6 +185,7 @@ class Cache:
         self.move_count.zero_()
         self.free_blocks[:] = range(self.kv.shape[2] - 1, 0, -1)
         self.free_places[:] = range(len(self.known) - 1, 0, -1)
+        self.free_slots[:] = range(self.slots, 0, -1)
 
     def step_of(self, stream: str, size: int) -> Tensor:
         """Returns the int32 [size] that hold the steps of a stream. The memory of all streams is zeroed when
@@ -206,6 +223,12 @@ class Cache:
             writes.entries += range(first, first + count)
             writes.blocks += new
             held.blocks += new
+        if self.slots and not held.slot:
+            if not self.free_slots:
+                self.take_back()
+            if not self.free_slots:
+                raise RuntimeError(f"no slot is left for the states of request {request.id}")
+            held.slot = self.free_slots.pop()
         held.sent_back = request.preemptions
         return held
 
@@ -218,17 +241,22 @@ class Cache:
                 continue
             ended = not isnan(held.request.finish_s)
             if ended or held.request.preemptions > held.sent_back:
-                self.free_blocks += held.blocks
-                held.blocks = []
+                self._empty(held)
             if ended:
                 self.free_places.append(held.place)
                 del self.held[id_]
 
+    def _empty(self, held: Held) -> None:
+        """Takes a request's blocks and its slot."""
+        self.free_blocks += held.blocks
+        self.free_slots += [held.slot] if held.slot else []
+        held.blocks, held.slot = [], 0
+
     def forget_others(self) -> None:
-        """Takes places and blocks of sequences of no request."""
+        """Takes places, blocks and slots of sequences of no request."""
         for id_ in [id_ for id_ in self.held if id_ < 0]:
             held = self.held.pop(id_)
-            self.free_blocks += held.blocks
+            self._empty(held)
             self.free_places.append(held.place)
 
     def answer(self, request: Request) -> list[int]:
@@ -299,7 +327,11 @@ class CardServedState(CardState):
         self.model, self.config, self.weights, self.cache = model, model.config, weights, cache
         self.stream, self.layer, self.streams = stream, 0, dict[str, CardServedState]()
         self.most = max(rounded(most, steps) for steps in (SEQUENCES, WITH_PROMPTS, ALONE))
-        self.step = cache.step_of(stream, 4 * self.most + 1)
+        self.step = cache.step_of(stream, (5 if cache.slots else 4) * self.most + 1)
+        self.linear: CardLinear | None = None
+        if self.config.linear is not None:
+            act = torch_dtype(model.dtypes.activation)
+            self.linear = CardLinear(self.config, 0, 1, 0, act, cache.states, cache.device)
         self.buffers: dict[str, Tensor] = {}
         self._bound: Mapping[str, int] = {}
         self._count, self._returned = 0, list[int]()
@@ -318,6 +350,11 @@ class CardServedState(CardState):
             "residual": self._add,
             "sample": self._choose,
             "kv_copy": self._move,
+            "silu": self._silu,
+            "lrpe": self._widen,
+            "product": self._product,
+            "linear_attention_prompts": self._mix_prompts,
+            "linear_attention_decode": self._mix_decoding,
         }
 
     def on(self, stream: str) -> "CardServedState | SplitState":
@@ -357,13 +394,13 @@ class CardServedState(CardState):
         prompts, more, ends, rows = self._prompts_of(batch, writes)
         decoding, lengths = self._decoding_of(batch, ran, writes)
         # Rows of decoding sequences come first.
-        places, ones = [held.place for held in (*decoding, *prompts)], [1] * len(decoding)
+        held, ones = [*decoding, *prompts], [1] * len(decoding)
         lengths, ends, rows = lengths + more, ones + ends, ones + rows
         if batch.moved:
             self._give_other_blocks(batch, writes)
-        writes.step = self._step_of(places, lengths, ends, rows)
+        writes.step = self._step_of(held, lengths, ends, rows)
         self._burst = Burst.of(batch, decoding, lengths, ran)
-        self._bound = self._bound_to(batch, len(places), sizes)
+        self._bound = self._bound_to(batch, len(held), sizes)
         # Steps are whole: each begins with the first layer.
         self.layer = 0
         self._count = self._bound.get("rows", 0)
@@ -414,13 +451,15 @@ class CardServedState(CardState):
         return partial(self._write, writes) if writes.entries else None
 
     def _step_of(
-        self, places: list[int], lengths: list[int], ends: list[int], rows: list[int]
+        self, held: list[Held], lengths: list[int], ends: list[int], rows: list[int]
     ) -> NDArray[np.int32]:
-        count, most, found = len(places), self.most, np.zeros(4 * self.most + 1, np.int32)
-        each = np.array((places, lengths, ends, rows), np.int32)
+        count, most, found = len(held), self.most, np.zeros(len(self.step), np.int32)
+        each = np.array(([one.place for one in held], lengths, ends, rows), np.int32)
         found[: 3 * most].reshape(3, most)[:, :count] = each[:3]
         each[3].cumsum(out=found[3 * most + 1 : 3 * most + 1 + count])
-        found[3 * most + 1 + count :] = found[3 * most + count]
+        found[3 * most + 1 + count : 4 * most + 1] = found[3 * most + count]
+        if self.cache.slots:
+            found[4 * most + 1 : 4 * most + 1 + count] = [one.slot for one in held]
         return found
 
     def _bound_to(self, batch: Batch, sequences: int, sizes: Mapping[str, int]) -> Mapping[str, int]:
@@ -508,6 +547,21 @@ class CardServedState(CardState):
     def _weight(self, name: str) -> Tensor:
         return self.weights.of(name, self.layer)
 
+    @property
+    def _stateful(self) -> bool:
+        """Whether the current layer is of linear attention."""
+        return self.linear is not None and self.layer not in self.cache.of_layer
+
+    @property
+    def _own(self) -> CardLinear:
+        assert self.linear is not None
+        return self.linear
+
+    @property
+    def _kv(self) -> tuple[Tensor, Tensor]:
+        k, v = self.cache.kv[self.cache.of_layer[self.layer]]
+        return k, v
+
     def _pass(self, op: Op) -> None:
         """Does nothing: the rotary embedding has written K and V."""
 
@@ -517,6 +571,8 @@ class CardServedState(CardState):
         starts = self._of_step(3, self._count + 1)
         self._places, self._lengths = self._of_step(0, self._count), self._of_step(1, self._count)
         self._starts, self._prompt_starts, self._ragged = starts, starts, False
+        if self.cache.slots:
+            self._slots = self.step[4 * self.most + 1 :][: self._count]
         if self._both:
             # Sequences of one row attend as in a decode step, others from the rows behind them.
             alone = starts.diff() == 1
@@ -527,9 +583,19 @@ class CardServedState(CardState):
         act = torch_dtype(self.model.dtypes.activation)
         self.buffers = {"x": self._weight(op.name)[rows.ids].to(act)}
 
-    def _norm(self, op: Op) -> None:
-        x, gain, eps = self.buffers["x"], self._weight(op.name), self.weights.constants.eps
+    def every_row_ends(self) -> None:
+        """The head of the present step reads all rows, whatever ends."""
         assert self._rows is not None
+        every = torch.arange(len(self._rows.ids), dtype=torch.int32, device=self.cache.device)
+        self._rows = self._rows._replace(last_rows=every)
+
+    def _norm(self, op: Op) -> None:
+        x, eps = self.buffers["x"], self.weights.constants.eps
+        assert self._rows is not None
+        if op.name == "heads_norm":
+            self._own.norm(op, eps)
+            return
+        gain = self._weight(op.name)
         if op.name == "qk_norm":
             qkv, d = self.buffers["qkv"], self.config.head_dim
             heads = qkv.view(len(qkv), -1, d)[:, : len(gain)]
@@ -541,8 +607,18 @@ class CardServedState(CardState):
         self.buffers["normed"] = norm(x, gain, eps=eps)
 
     def _multiply(self, op: Op) -> None:
-        y = product(self.buffers[READS.get(op.name, "normed")], self._weight(op.name), in_step=True)
+        if op.name == "o" and self._stateful:
+            x = self._own.heads
+        elif op.name == "lm_head" and not self.config.final_norm:
+            assert self._rows is not None
+            x = self.buffers["x"].index_select(0, self._rows.last_rows)
+        else:
+            x = self.buffers[READS.get(op.name, "normed")]
+        y = product(x, self._weight(op.name), in_step=True)
         y = y.to(torch_dtype(self.model.dtypes.activation))
+        if op.name == "qkv" and self._stateful:
+            self._own.take(y)
+            return
         if op.name == "down" and self.config.parallel_residual:
             y += self.buffers["y"]
         if op.name == "lm_head" and y.shape[1] > self.config.vocab:
@@ -552,7 +628,10 @@ class CardServedState(CardState):
 
     def _turn(self, op: Op) -> None:
         assert self._rows is not None
-        k, v = self.cache.kv[self.layer]
+        if self._stateful:
+            self._own.turn(op, self.cache.angles, self._rows.lengths)
+            return
+        k, v = self._kv
         self._q = rotary_append(
             self.buffers["qkv"], *self.cache.angles, self._rows.lengths, k, v,
             q_heads=op["q_heads"], block_table=self._table, sequences=self._rows.sequences,
@@ -562,7 +641,7 @@ class CardServedState(CardState):
         """Attends with prompts, and with the decoding sequences of the same step: these have the first rows.
         They attend before, because entries behind theirs write zeros where the rows of prompts begin."""
         del op
-        k, v = self.cache.kv[self.layer]
+        k, v = self._kv
         q = self._q.to(k.dtype)
         out = torch.empty_like(q)
         if self._both:
@@ -578,15 +657,44 @@ class CardServedState(CardState):
         del op
         if self._ragged:
             return
-        k, v = self.cache.kv[self.layer]
+        k, v = self._kv
         out = decode_attention(self._q.to(k.dtype), k, v, self._lengths, block_table=self._table)
         self._set_heads(out)
+
+    def _silu(self, op: Op) -> None:
+        self._own.silu(op)
+
+    def _widen(self, op: Op) -> None:
+        assert self._rows is not None
+        self._own.widen(op, self._rows.lengths)
+
+    def _mix_prompts(self, op: Op) -> None:
+        """Mixes chunks of prompts, and the decoding sequences of the same step, as `_attend_prompts`."""
+        del op
+        if self._both:
+            own = len(self._own_lengths)
+            self._own.mix(self.layer, self._slots[:own], self._own_lengths)
+        self._own.mix_chunks(self.layer, self._slots, self._prompt_starts, self._lengths)
+        self._ragged = True
+
+    def _mix_decoding(self, op: Op) -> None:
+        del op
+        if not self._ragged:
+            self._own.mix(self.layer, self._slots, self._lengths)
+
+    def _product(self, op: Op) -> None:
+        if op.name == "heads_gate":
+            self._own.gate(op)
+        else:
+            self.buffers["inner"] = torch.mul(*mlp_inputs(self.buffers))
 
     def _set_heads(self, out: Tensor) -> None:
         self.buffers["heads"] = out.flatten(1).to(torch_dtype(self.model.dtypes.activation))
 
     def _activate(self, op: Op) -> None:
-        del op
+        if op.name == "heads_gate":
+            self._own.gate(op)
+            return
         self.buffers["inner"] = activation(*mlp_inputs(self.buffers))
 
     def _add(self, op: Op) -> None:
@@ -605,6 +713,7 @@ class CardServedState(CardState):
     def _move(self, op: Op) -> None:
         """Copies the blocks of whole slots, of all layers."""
         del op
+        assert self.cache.blocks is not None
         slot_moves(self.cache.blocks, self.cache.moves, self.cache.move_count)
 
 
@@ -726,7 +835,9 @@ def _every_step(m: Machine, model: ServedDecoder, holds: Mapping[str, Any]) -> P
     """Launches moves of no slot; decoding steps, on streams other than "main" of one sequence; and steps with
     prompts, either alone on streams of their own or in batches; and the largest step, if that is not
     captured."""
-    yield m.wait(m.launch(model.move, sizes={"tokens": PAGE}))
+    if model.config.linear is None:
+        # Who has states moves no slots.
+        yield m.wait(m.launch(model.move, sizes={"tokens": PAGE}))
     for stream in holds["streams"]:
         for count in decoding_steps(holds["step_rows"] if stream == MAIN else 1):
             sizes = decode_sizes(count, 2 * count)

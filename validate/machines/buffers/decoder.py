@@ -314,9 +314,8 @@ class Body:
 
     def turn_linear(self, op: Op, cos: Tensor, sin: Tensor) -> None:
         """Turns q and k of a layer of linear attention by the angles of each row [rows, key_dim // 2]."""
-        qk, _, _, both = self.linear.split(self.buffers["qkv"])
-        q, k, _ = run_kernel(op, both, cos, sin)
-        self.buffers["qk"] = torch.cat((q, k), 1).view(qk.shape)
+        q, k, _ = run_kernel(op, self.linear.for_rotary(self.buffers["qkv"]), cos, sin)
+        self.buffers["qk"] = torch.cat((q, k), 1)
 
     def widen_linear(self, op: Op, positions: Tensor) -> None:
         """Makes q and k of the rows at these positions twice as wide."""

@@ -49,16 +49,20 @@ class LinearPart:
         mine = every[self.part * heads : (self.part + 1) * heads]
         return torch.tensor(mine, dtype=torch.float64, device=device)
 
-    def split(self, projected: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Returns q and k together [rows, heads + kv_heads, key_dim], v [rows, kv_heads, value_dim], the gate
-        [rows, ..], and what `rotary` takes as q, k, v of one width."""
+    def split(self, projected: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Returns views: q and k together [rows, heads + kv_heads, key_dim], v [rows, kv_heads, value_dim],
+        the gate [rows, ..]."""
         own, rows = self.own, len(projected)
         keys, values = (own.heads + own.kv_heads) * own.key_dim, own.kv_heads * own.value_dim
         qk = projected[:, :keys].reshape(rows, -1, own.key_dim)
         v = projected[:, keys : keys + values].reshape(rows, -1, own.value_dim)
-        # The embedding passes its v through; it may be of another width here, and is not taken from there.
-        turned = torch.cat((qk, qk[:, own.heads :]), 1).flatten(1)
-        return qk, v, projected[:, keys + values :], turned
+        return qk, v, projected[:, keys + values :]
+
+    def for_rotary(self, projected: Tensor) -> Tensor:
+        """Returns what `rotary` takes as q, k, v of one width. It passes its v through; v may be of another
+        width here, and is not taken from there."""
+        qk = self.split(projected)[0]
+        return torch.cat((qk, qk[:, self.own.heads :]), 1).flatten(1)
 
     def angles(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """LRPE's cos and sin for q and k, [positions, heads + kv_heads, key_dim] each."""
@@ -75,8 +79,8 @@ class LinearPart:
     def operands(self, qk: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Returns q, k and v with a key and a value for each head."""
         own = self.own
-        group = own.heads // own.kv_heads
-        k, v = (x.repeat_interleave(group, 1) for x in (qk[:, own.heads :], v))
+        group, k = own.heads // own.kv_heads, qk[:, own.heads :]
+        k, v = (x.repeat_interleave(group, 1) if group > 1 else x for x in (k, v))
         return qk[:, : own.heads], k, v
 
     def states(self, sequences: int, dtype: torch.dtype, device: torch.device | str = "cpu") -> list[Tensor]:

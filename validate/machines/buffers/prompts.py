@@ -7,9 +7,11 @@
 Each launch computes the same prompts from the beginning.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
+
+from torch import Tensor
 
 from simcore.input.files import InputError
 from simcore.models.decoder import Dtypes
@@ -32,12 +34,10 @@ class PromptState(State):
     def begin(self, batch: Any, sizes: Mapping[str, int], replay: int) -> None:
         """Notes that the next launch computes all prompts."""
         del batch, sizes, replay
-        asked, length = self.prompt.batch, self.prompt.length
-        prompts = [(Request(i, 0.0, length, 1, 1), length, 0) for i in range(asked)]
-        tokens = asked * length
-        totals = {"tokens": tokens, "rows": asked, "prompt_tokens": tokens, "prompt_kv": tokens}
+        tokens = self.prompt.tokens
+        totals = {"tokens": tokens, "rows": self.prompt.batch, "prompt_tokens": tokens, "prompt_kv": tokens}
         self.served.take_back_answers()
-        self.served.begin(Batch(prompts, []), totals, 0)
+        self.served.begin(whole_prompts(self.prompt), totals, 0)
         if self.prompt.all_logits:
             self.served.body.last_rows = None
 
@@ -46,26 +46,47 @@ class PromptState(State):
         if not op.kind.startswith("linear_attention_"):
             self.served.execute(op)
             return
-        body, shape = self.served.body, (op["batch"], op["length"])
-        q, k, v = (x.reshape(*shape, *x.shape[1:]).transpose(1, 2) for x in body.linear_operands())
-        out, _ = run_kernel(op, q, k, v, body.linear.decay(body.layer, q.device))
-        heads = out.transpose(1, 2).reshape(op["batch"] * op["length"], -1)
-        body.buffers["heads"] = heads.to(body.activation)
+        body = self.served.body
+        operands = body.linear_operands()
+        decay = body.linear.decay(body.layer, operands[0].device)
+        body.buffers["heads"] = by_method(op, operands, decay).to(body.activation)
 
     def skip(self, op: Op) -> None:
         """Passes over a launch."""
         self.served.skip(op)
 
 
-def prompt_state(prompt: Prompt, seed: int) -> PromptState:
-    """Returns the buffers of a prompt. Raises ValueError for a method that is no op of its own, InputError
-    for layers that attend in a window: the kernel here does not know of it."""
+def by_method(op: Op, operands: Iterable[Tensor], decay: Tensor) -> Tensor:
+    """Returns the outputs [rows, heads dim] of a method of linear attention, of q, k, v [rows, heads, ..]."""
+    shape = op["batch"], op["length"]
+    q, k, v = (x.reshape(*shape, *x.shape[1:]).transpose(1, 2) for x in operands)
+    out: Tensor = run_kernel(op, q, k, v, decay)[0]
+    return out.transpose(1, 2).reshape(op["batch"] * op["length"], -1)
+
+
+def whole_prompts(prompt: Prompt) -> Batch:
+    """Returns the requests of a prompt's sequences, each computed whole."""
+    length = prompt.length
+    return Batch([(Request(i, 0.0, length, 1, 1), length, 0) for i in range(prompt.batch)], [])
+
+
+def model_of(prompt: Prompt) -> ServedDecoder:
+    """Returns the model whose step computes a prompt."""
+    return ServedDecoder(prompt.config, dtypes=Dtypes(prompt.dtype, prompt.dtype, prompt.dtype))
+
+
+def check_prompt(prompt: Prompt) -> None:
+    """Raises ValueError for a method that is no op of its own, InputError for layers that attend in a window:
+    the kernels here do not know of it."""
     if SLIDING in prompt.config.layer_mixers:
         name = prompt.config.name
         raise InputError(f"model: {name} has layers of {SLIDING}; prompts through them are only priced")
     if prompt.method == ORIGINAL:
         raise ValueError(f"{ORIGINAL}: a model's published code is priced, and not run here")
-    formats = Dtypes(prompt.dtype, prompt.dtype, prompt.dtype)
-    model = ServedDecoder(prompt.config, dtypes=formats)
-    (served,) = served_states(model, {}, seed, prompt.tokens)
+
+
+def prompt_state(prompt: Prompt, seed: int) -> PromptState:
+    """Returns the buffers of a prompt. Raises as `check_prompt`."""
+    check_prompt(prompt)
+    (served,) = served_states(model_of(prompt), {}, seed, prompt.tokens)
     return PromptState(prompt, served)

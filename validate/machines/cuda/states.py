@@ -21,13 +21,18 @@ from simcore.kernels.streams import current_gate, one_stream
 from simcore.kernels.table import TABLE
 from simcore.models.decoder import TENSOR, Decoder
 from simcore.models.long_convolution import LongConvolution
+from simcore.models.prompt import Prompt
 from simcore.models.served_decoder import ServedDecoder
 from simcore.ops.op import Op
 from simcore.scenario import Scenario
 from simcore.schedules.one_launch import LAUNCHES
 from simcore.sim.runs import Setup
 from simcore.studies.decode.scenario import AlSpec, DecodeScenario
-from simcore.studies.operators.scenario import DecodeAttentionScenario, LinearAttentionScenario
+from simcore.studies.operators.scenario import (
+    DecodeAttentionScenario,
+    LinearAttentionScenario,
+    PromptScenario,
+)
 from simcore.studies.serving.scenario import ServingScenario
 from simcore.studies.serving.strategies import TemporalFusion
 from simcore.studies.tiling.scenario import TilingScenario
@@ -39,6 +44,7 @@ from simcore.validate.machines.buffers.cuda_decoder import (
     drawn_of,
 )
 from simcore.validate.machines.buffers.cuda_long_convolution import CardLongConvolutionState
+from simcore.validate.machines.buffers.cuda_prompts import CardPromptState
 from simcore.validate.machines.buffers.cuda_served import (
     SEQUENCES,
     WITH_PROMPTS,
@@ -49,12 +55,14 @@ from simcore.validate.machines.buffers.cuda_served import (
 )
 from simcore.validate.machines.buffers.decoder import Weights
 from simcore.validate.machines.buffers.long_convolution import Parameters, parameters
+from simcore.validate.machines.buffers.prompts import model_of
+from simcore.validate.machines.here import check_prompts
 from simcore.validate.machines.state import CardState, run_kernel, torch_dtype
 from simcore.validate.timing.allocator import memory_for_others
 from simcore.validate.timing.cuda_times import operands
 
 SEED = 0
-STUDIES = "decode, serving, tiling, linear_attention and decode_attention"
+STUDIES = "decode, serving, tiling, linear_attention, decode_attention and prompt"
 # Strategies that run, by study.
 STRATEGIES = {"decode": ("tensor_parallel", "alspec"), "tiling": ("lazy", "eager", "fractal")}
 
@@ -136,6 +144,10 @@ class CardStates:
                 return [CardLongConvolutionState(model, SEED, self.device, self._parameters_of(model))]
             case Instances() as model:
                 return [self._instances(model, setup)]
+            case Prompt() as prompt:
+                with _refused("--on cuda"):
+                    weights = self._weights_of(model_of(prompt), 1, "decoder")[0][0]
+                    return [CardPromptState(prompt, weights, SEED, self.device)]
             case Op() as op:
                 self.forget()
                 return [CardOperatorState(op, operands(TABLE[op.kind], op, self.l2_bytes, self.device))]
@@ -195,9 +207,6 @@ class CardStates:
         holds = setup.holds
         if setup.mesh.get(TENSOR, 1) != prod(setup.mesh.values()):
             raise InputError("--on cuda: devices: one server runs on a card")
-        if model.config.linear is not None:
-            name = model.config.name
-            raise InputError(f"--on cuda: model: {name} has states, which a card does not serve yet")
         with _refused("--on cuda: strategies"):
             weights = self.given or self._weights_of(model, 1, "decoder")[0][0]
             tokens, most = min(holds["kv_tokens"], holds["room_tokens"]), holds["step_rows"]
@@ -222,6 +231,9 @@ class CardStates:
 def check_card_runs(scenario: Scenario, where: str) -> None:
     """Raises InputError for a study or a strategy that the machine on a card does not run yet."""
     if isinstance(scenario, LinearAttentionScenario | DecodeAttentionScenario):
+        return
+    if isinstance(scenario, PromptScenario):
+        check_prompts(scenario, where, "a card")
         return
     if isinstance(scenario, ServingScenario):
         _check_serving(scenario, where)
