@@ -146,7 +146,7 @@ def test_prompts_of_wide_models_in_bf16(config: DecoderConfig, method: str) -> N
     for op in prompt.op.parts:
         state.execute(op)
     ids = prompt_ids(Request(0, 0.0, 1500, 1, 1), config.vocab, SEED).tolist()
-    assert relative(state.served.buffers["logits"][0], plain(config, exact, ids)) <= 2e-2
+    assert relative(state.served.buffers["logits"][0], plain(config, exact, ids)) <= 3e-2
 
 
 def in_double(weights: Weights) -> Weights:
@@ -224,27 +224,58 @@ def cuts_of(draw: Random, tokens: int, most: int) -> list[int]:
     return found[1:-1]
 
 
-@pytest.mark.filterwarnings("ignore:overflow encountered", "ignore:invalid value encountered")
-@MODELS
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("seed", first(1, range(5)))
-def test_a_sequence_in_chunks_is_that_of_one_whole(config: DecoderConfig, seed: int, kind: str) -> None:
-    """On a card 1,500 to 3,000 tokens, in bf16 and in chunks of 1 to 700: logits to a thousandth, and the
-    same token, but where two are as close to each other as that."""
-    draw, on_gpu = Random(seed), kind == "cuda"
-    config, device = (widened(config), "cuda") if on_gpu else (config, "cpu")
-    tokens, most = (draw.randint(1500, 3000), 700) if on_gpu else (draw.randint(60, 90), 40)
-    formats = Dtypes(*["bf16" if on_gpu else "fp32"] * 3)
+def whole_and_cut(
+    config: DecoderConfig, dtype: str, seed: int, tokens: int, most: int, device: str
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The logits of a prompt computed whole and in chunks of 1 to `most` tokens, and those of a float64 model
+    with the same weights."""
+    formats, draw = Dtypes(dtype, dtype, dtype), Random(seed)
     model = ServedDecoder(config, dtypes=formats)
     (weights,) = shards(config, formats, 1, "all_reduce", seed, device)
     cache = Cache(model, tokens, tokens + 2 * cuda_served.PAGE, 2, 2, seed, device)
     state = CardServedState(model, weights, cache, 2)
     with torch.inference_mode():
-        whole = in_chunks(state, tokens, [])
-        cut = in_chunks(state, tokens, cuts_of(draw, tokens, most))
-    assert relative(cut, whole) <= (1e-3 if on_gpu else 1e-5)
-    one, other = int(whole.argmax()), int(cut.argmax())
-    assert abs(float(whole[one] - whole[other])) <= 2e-3 * float(whole.abs().max())
+        whole, cut = (in_chunks(state, tokens, cuts) for cuts in ([], cuts_of(draw, tokens, most)))
+    ids = prompt_ids(Request(0, 0.0, tokens, 1, 1), config.vocab, seed).tolist()
+    return whole, cut, plain(config, in_double(weights), ids)
+
+
+# Rows of padding hold whatever was in their memory.
+@pytest.mark.filterwarnings("ignore:overflow encountered", "ignore:invalid value encountered")
+@MODELS
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("seed", first(1, range(5)))
+def test_a_sequence_in_chunks_is_that_of_one_whole(config: DecoderConfig, seed: int, kind: str) -> None:
+    """In fp32, on a card 1,500 to 3,000 tokens in chunks of 1 to 700."""
+    draw = Random(seed)
+    if kind == "cuda":
+        tokens = draw.randint(1500, 3000)
+        whole, cut, exact = whole_and_cut(widened(config), "fp32", seed, tokens, 700, "cuda")
+    else:
+        whole, cut, exact = whole_and_cut(config, "fp32", seed, draw.randint(60, 90), 40, "cpu")
+    assert relative(cut, whole) <= 1e-4
+    assert relative(cut, exact) <= (3e-4 if kind == "cuda" else 1e-4)
+    assert int(cut.argmax()) == int(whole.argmax()) == int(exact.argmax())
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not HAS_GPU, reason="needs a CUDA device")
+@MODELS
+@pytest.mark.parametrize("seed", first(2, range(5)))
+def test_a_cut_adds_no_error_to_that_of_bf16(
+    config: DecoderConfig, seed: int, record_property: Callable[[str, object], None]
+) -> None:
+    """A sum that is rounded otherwise once makes others be, until both differ by all that bf16 does to
+    either: after three layers some thousandths. So each is held to the truth, and the same token is chosen
+    but where two are closer than that."""
+    tokens = Random(seed).randint(1500, 3000)
+    whole, cut, exact = whole_and_cut(widened(config), "bf16", seed, tokens, 700, "cuda")
+    record_property("relative error", ("bf16 whole, beside float64", relative(whole, exact)))
+    record_property("relative error", ("bf16 in chunks, beside float64", relative(cut, exact)))
+    record_property("relative error", ("bf16 in chunks, beside whole", relative(cut, whole)))
+    assert relative(cut, exact) <= 1.5 * relative(whole, exact)
+    error = max(float((each - exact).abs().max()) for each in (whole, cut))
+    assert float(whole[whole.argmax()] - whole[cut.argmax()]) <= 2 * error
 
 
 # -- serving ---------------------------------------------------------------------------------------
