@@ -33,7 +33,11 @@ from simcore.validate.calibration.cpu_grid import paged, speculative, square_til
 
 MODELS = Path(__file__).resolve().parents[2] / "scenarios" / "models"
 LLAMA, CODELLAMA = ("llama-3.1-8b", "llama-3.1-70b"), "codellama-34b"
+# Models whose layers keep states, all of them or three of four.
+ON_ONE_RANK = (CODELLAMA, "hybrid-8b", "toy-retnet-1.3b")
+MODELS_IN_BF16 = (*LLAMA, *ON_ONE_RANK)
 RANKS = (1, 2, 4, 8)
+ATTENDS = "decode_attention"
 # Rows of a decode step: first those of own kernels, then those to which products are padded.
 ROWS = (
     1, 2, 3, 4, 6, 8, 10, 12, 16, 17, 20, 24, 28, 32, 33, 40, 48, 56, 64,
@@ -208,23 +212,25 @@ MATMUL = partial(ops.matmul, "matmul")
 
 @cache
 def _decoders(*names: str) -> tuple[Decoder, ...]:
-    """Returns the decoders of these names on all possible numbers of ranks; CODELLAMA, which only one
-    scenario uses, on one rank."""
+    """Returns the decoders of these names on all possible numbers of ranks; those that few scenarios use on
+    one rank."""
     found = list[Decoder]()
     for name, ranks in product(names, RANKS):
         config = load_config(MODELS / f"{name}.json")
-        if why_not(config, ranks) is None and (ranks == 1 or name != CODELLAMA):
+        if why_not(config, ranks) is None and (ranks == 1 or name not in ON_ONE_RANK):
             found.append(Decoder(config, ranks=ranks))
     return tuple(found)
 
 
 def _launched(
-    kind: str, *dimensions: str, names: Sequence[str] = (*LLAMA, CODELLAMA), only: str = ""
+    kind: str, *dimensions: str, names: Sequence[str] = MODELS_IN_BF16, only: str = ""
 ) -> list[Dims]:
     """Returns the dimensions of a kind of op in the decoders, each once; `only`: ops of that name."""
     found: dict[tuple[int, ...], Dims] = {}
     for model in _decoders(*names):
-        for op in (*model.first.ops, *model.attend.ops, *model.after.ops, *model.head.ops):
+        mixers = dict.fromkeys(model.config.layer_mixers)
+        layers = [op for mixer in mixers for op in model.layer(mixer)]
+        for op in (*model.embed.ops, *layers, *model.head.ops):
             if op.kind == kind and only in ("", op.name):
                 shape = dict(op.shape)
                 values = {name: size for name in dimensions if isinstance(size := shape[name], int)}
@@ -240,8 +246,8 @@ def _prefill(*, prompts: int, length: int, cached: int, **heads: int) -> Op:
 
 
 def _decoder() -> Iterator[Family]:
-    heads_of = _launched("rotary", "q_heads", "kv_heads", "head_dim")
-    for dtype, rows, names in (("bf16", ROWS, (*LLAMA, CODELLAMA)), ("fp8", FP8_ROWS, LLAMA)):
+    turned, heads_of = (_launched(kind, "q_heads", "kv_heads", "head_dim") for kind in ("rotary", ATTENDS))
+    for dtype, rows, names in (("bf16", ROWS, MODELS_IN_BF16), ("fp8", FP8_ROWS, LLAMA)):
         matrices = _launched("matmul", "n", "k", names=names)
         yield Family("matmul", MATMUL, matrices, {"m": rows}, options={"dtype": dtype})
         # Only the last token of a prompt has logits.
@@ -252,7 +258,7 @@ def _decoder() -> Iterator[Family]:
     yield _rows("norm", partial(ops.norm, "norm"), _launched("norm", "hidden"))
     yield _rows("residual", partial(ops.residual, "residual"), _launched("residual", "hidden"))
     yield _rows("activation", ops.activation, _launched("activation", "width", "gated"))
-    yield _rows("rotary", ops.rotary, heads_of)
+    yield _rows("rotary", ops.rotary, turned)
     # K and V of a token, read and written.
     yield replace(
         _rows("kv_append", ops.kv_append, _launched("kv_append", "kv_heads", "head_dim")),
@@ -418,9 +424,10 @@ def _linear_attention(method: str) -> Iterator[Family]:
     )  # fmt: skip
     slow = method in SLOW_LENGTHS
     for batch, lengths in [((1, 4, 16), SLOW_LENGTHS[method])] if slow else batches:
+        shapes = LINEAR[:1] if slow else (*LINEAR, RETNET) if batch is FEW_SEQUENCES else LINEAR
         yield Family(
             f"linear_attention_{method}", partial(linear.linear_attention, method),
-            LINEAR[:1] if slow else LINEAR, {"batch": batch, "length": lengths},
+            shapes, {"batch": batch, "length": lengths},
             frozenset({"batch"} if slow else ()), MOST_CONV_BYTES, {**BF16, "decay": True}, ("length",),
             lines=("rank", "dim"),
         )  # fmt: skip
