@@ -38,7 +38,7 @@ from simcore.validate.machines.cuda.states import CardStates, check_card_runs
 from simcore.workload.requests import END, REQUESTS, Batch, Journal, Request
 from tests.fake_card import FakeCudaApi
 from tests.test_linear_torch import HYBRID, METHODS, RETNET, TRANSNORMER, answer, plain
-from tests.thorough import first
+from tests.thorough import first, slow
 
 HAS_GPU = torch.cuda.is_available()
 KINDS = [
@@ -241,7 +241,11 @@ def whole_and_cut(
 
 
 # Rows of padding hold whatever was in their memory.
-@pytest.mark.filterwarnings("ignore:overflow encountered", "ignore:invalid value encountered")
+SERVES = pytest.mark.filterwarnings("ignore:overflow encountered", "ignore:invalid value encountered")
+
+
+@slow
+@SERVES
 @MODELS
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("seed", first(1, range(5)))
@@ -252,7 +256,7 @@ def test_a_sequence_in_chunks_is_that_of_one_whole(config: DecoderConfig, seed: 
         tokens = draw.randint(1500, 3000)
         whole, cut, exact = whole_and_cut(widened(config), "fp32", seed, tokens, 700, "cuda")
     else:
-        whole, cut, exact = whole_and_cut(config, "fp32", seed, draw.randint(60, 90), 40, "cpu")
+        whole, cut, exact = whole_and_cut(config, "fp32", seed, draw.randint(40, 50), 20, "cpu")
     assert relative(cut, whole) <= 1e-4
     assert relative(cut, exact) <= (3e-4 if kind == "cuda" else 1e-4)
     assert int(cut.argmax()) == int(whole.argmax()) == int(exact.argmax())
@@ -282,7 +286,7 @@ def test_a_cut_adds_no_error_to_that_of_bf16(
 
 
 def batching(draw: Random) -> Callable[..., Program]:
-    """Room for the states of a few sequences, and soon not for their tokens."""
+    """Few running places, chunks of a few tokens or whole prompts."""
     return partial(
         continuous_batching, blocks=draw.randint(30, 60), block_tokens=draw.choice([2, 5]),
         token_budget=draw.choice([5, 9, 64]), max_sequences=draw.randint(2, 4), state_blocks=4,
@@ -290,37 +294,101 @@ def batching(draw: Random) -> Callable[..., Program]:
     )  # fmt: skip
 
 
-# Rows of padding hold whatever was in their memory.
-@pytest.mark.filterwarnings("ignore:overflow encountered", "ignore:invalid value encountered")
+def served(
+    kind: str, model: ServedDecoder, weights: Weights, schedule: Callable[..., Program],
+    wanted: list[Request], running: int = 4,
+) -> dict[int, list[int]]:  # fmt: skip
+    """The answers of a card with slots for the states of `running` requests, and places for one more."""
+    device, config = "cuda" if kind == "cuda" else "cpu", model.config
+    positions = max(r.prompt_tokens + r.max_tokens for r in wanted) + 2 * cuda_served.PAGE
+    cache = Cache(model, running * positions, positions, running, running + 1, SEED, device)
+    state = CardServedState(model, weights, cache, running)
+    api: Any = TorchCudaApi() if kind == "cuda" else FakeCudaApi(3)
+    run, journal, answers = (
+        Card([state], api, mesh={"tensor": 1}).start(),
+        Journal(),
+        dict[int, list[int]](),
+    )
+    run.feed(0, REQUESTS, [*((r.arrival_s, r) for r in wanted), (wanted[-1].arrival_s, END)])
+    journal.answered = lambda r, _: answers.update({r.id: cache.answer(r)})
+    run.run(lambda m: schedule(m, model, journal))
+    slots = [held.slot for held in cache.held.values() if held.slot]
+    assert sorted([*slots, *cache.free_slots]) == list(range(1, running + 1)), config.name
+    return answers
+
+
+def requests(draw: Random, count: int, prompt: int, answers: int) -> list[Request]:
+    lengths = [(draw.randint(1, prompt), draw.randint(1, answers)) for _ in range(count)]
+    at_s = sorted(0.02 * draw.random() for _ in range(count))
+    return [Request(i, at_s[i], asked, given, given) for i, (asked, given) in enumerate(lengths)]
+
+
+@slow
+@SERVES
 @MODELS
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("seed", first(2, range(6)))
+@pytest.mark.parametrize("seed", first(1, range(6)))
 def test_a_card_serves_each_request_as_if_it_were_alone(
     config: DecoderConfig, seed: int, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """More requests than places and than slots of states; some are preempted and computed again."""
+    """More requests than places and than slots of states."""
     monkeypatch.setattr(cuda_served, "PAGE", 16)
-    draw, device = Random(f"{config.name} {seed}"), "cuda" if kind == "cuda" else "cpu"
-    config = replace(config, layers=2, mixers=(config.layer_mixers[0], config.layer_mixers[1]))
-    wanted = [
-        Request(i, 0.002 * i * draw.random(), draw.randint(1, 20), answers, answers)
-        for i, answers in enumerate(draw.randint(1, 12) for _ in range(10))
-    ]
-    wanted.sort(key=lambda request: request.arrival_s)
-    model = ServedDecoder(config, dtypes=F32)
-    weights = shards(config, F32, 1, "all_reduce", SEED)[0].to(device)
-    cache = Cache(model, 200, 48, 8, 9, SEED, device)
-    state = CardServedState(model, weights, cache, 8)
-    api: Any = TorchCudaApi() if kind == "cuda" else FakeCudaApi(seed)
-    run, journal = Card([state], api, mesh={"tensor": 1}).start(), Journal()
-    answers_of = dict[int, list[int]]()
-    run.feed(0, REQUESTS, [*((r.arrival_s, r) for r in wanted), (wanted[-1].arrival_s, END)])
-    journal.answered = lambda r, _: answers_of.update({r.id: cache.answer(r)})
-    schedule = batching(draw)
-    run.run(lambda m: schedule(m, model, journal))
+    draw = Random(f"{config.name} {seed}")
+    config = replace(config, layers=2, mixers=config.layer_mixers[:2])
+    wanted, model = requests(draw, 7, 14, 6), ServedDecoder(config, dtypes=F32)
+    weights = shards(config, F32, 1, "all_reduce", SEED)[0].to("cuda" if kind == "cuda" else "cpu")
+    answers = served(kind, model, weights, batching(draw), wanted)
     (exact,) = shards(config, F64, 1, "all_reduce", SEED)
     for r in wanted:
         ids = prompt_ids(r, config.vocab, SEED).tolist()
-        assert answers_of[r.id] == answer(config, exact, ids, r.output_tokens), (r.id, r.preemptions)
-    slots = [held.slot for held in cache.held.values() if held.slot]
-    assert sorted([*slots, *cache.free_slots]) == list(range(1, 9))
+        assert answers[r.id] == answer(config, exact, ids, r.output_tokens), (r.id, r.preemptions)
+
+
+@slow
+@SERVES
+@MODELS
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_preempted_request_drops_its_state(
+    config: DecoderConfig, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Room for the states of two sequences, and soon not for their tokens: 2 (2 + ceil(n / 4)) > 15."""
+    monkeypatch.setattr(cuda_served, "PAGE", 16)
+    config = replace(config, layers=2, mixers=config.layer_mixers[:2])
+    schedule = partial(
+        continuous_batching, blocks=15, block_tokens=4, token_budget=16, max_sequences=8, state_blocks=2
+    )
+    wanted, model = [Request(i, 0.0, 9, 14, 14) for i in range(3)], ServedDecoder(config, dtypes=F32)
+    weights = shards(config, F32, 1, "all_reduce", SEED)[0].to("cuda" if kind == "cuda" else "cpu")
+    answers = served(kind, model, weights, schedule, wanted)
+    assert sum(r.preemptions for r in wanted) > 0
+    (exact,) = shards(config, F64, 1, "all_reduce", SEED)
+    for r in wanted:
+        ids = prompt_ids(r, config.vocab, SEED).tolist()
+        assert answers[r.id] == answer(config, exact, ids, 14), (r.id, r.preemptions)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not HAS_GPU, reason="needs a CUDA device")
+@MODELS
+def test_answers_in_bf16_differ_at_ties_alone(
+    config: DecoderConfig, record_property: Callable[[str, object], None]
+) -> None:
+    """Twelve requests of up to 1,200 tokens beside each other, and each alone. Where an answer is another
+    one, two tokens are as close there as bf16's error; few are."""
+    config, bf16 = widened(config), Dtypes("bf16", "bf16", "bf16")
+    model = ServedDecoder(config, dtypes=bf16)
+    (weights,) = shards(config, bf16, 1, "all_reduce", SEED, "cuda")
+    exact, schedule = in_double(weights), partial(continuous_batching, blocks=10_000, token_budget=300)
+    wanted = requests(Random(7), 12, 1200, 24)
+    together, others = served("cuda", model, weights, schedule, wanted, 12), 0
+    for r in wanted:
+        one = Request(r.id, 0.0, r.prompt_tokens, r.output_tokens, r.max_tokens)
+        alone, beside = served("cuda", model, weights, schedule, [one])[r.id], together[r.id]
+        at = next((i for i, pair in enumerate(zip(alone, beside, strict=True)) if pair[0] != pair[1]), None)
+        if at is not None:
+            others += 1
+            ids = [*prompt_ids(r, config.vocab, SEED).tolist(), *alone[:at]]
+            logits = plain(config, exact, ids)
+            assert float((logits[alone[at]] - logits[beside[at]]).abs()) <= 0.05 * float(logits.abs().max())
+    record_property("relative error", ("share of answers in bf16 with a tie", others / len(wanted)))
+    assert others <= len(wanted) // 2

@@ -36,9 +36,9 @@ class CardLinear:
         self.part = LinearPart(config, part, parts)
         own = self.part.own
         if own.inputs == "rotary" and own.value_dim < own.key_dim:
-            raise ValueError(f"--on cuda: {config.name} has values narrower than its keys")
+            raise ValueError(f"{config.name} has values narrower than its keys")
         if dtype == torch.float64:
-            raise ValueError(f"--on cuda: {config.name} has states: a card keeps them in fp32, not in fp64")
+            raise ValueError(f"{config.name} has states: a card keeps them in fp32, not in fp64")
         self.take(torch.zeros(batch, own.projected, dtype=dtype, device=device))
         # Sequences that decode have their own order, and tokens before this one.
         self.slots = torch.arange(batch, dtype=torch.int32, device=device)
