@@ -46,6 +46,9 @@ ROWS = (
 FP8_ROWS = (1, 2, 4, 8, 16, 17, 24, 32, 33, 48, *ROWS[18:])
 PROMPT_ROWS = (*range(576, 1025, 64), *range(1152, 4097, 128), *range(4352, 8193, 256))
 FEW_ROWS = (1, 2, 3, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
+# Rows of a norm head by head: tokens times heads, of so many columns at most.
+HEADS_ROWS = (16384, 32768, 65536, 131072, 262144, 524288, 1048576)
+WIDEST_HEAD = 512
 BATCH = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 # Attention's programs fill a card unevenly, so almost every number of sequences and KV heads is needed.
 SEQUENCES = (
@@ -255,7 +258,10 @@ def _decoder() -> Iterator[Family]:
         layers = [each for each in matrices if each not in heads]
         yield Family("matmul", MATMUL, layers, {"m": PROMPT_ROWS}, options={"dtype": dtype})
     yield _rows("embedding", ops.embedding, _launched("embedding", "hidden"))
-    yield _rows("norm", partial(ops.norm, "norm"), _launched("norm", "hidden"))
+    normed = _launched("norm", "hidden")
+    yield _rows("norm", partial(ops.norm, "norm"), normed)
+    by_head = [each for each in normed if each["hidden"] <= WIDEST_HEAD]
+    yield _rows("norm", partial(ops.norm, "norm"), by_head, HEADS_ROWS)
     yield _rows("residual", partial(ops.residual, "residual"), _launched("residual", "hidden"))
     yield _rows("activation", ops.activation, _launched("activation", "width", "gated"))
     yield _rows("rotary", ops.rotary, turned)
@@ -346,10 +352,6 @@ WIDER, SEQUENCES_OF_TILES = 2, (1, 2, 3, 4, 6, 8)
 # Layers of a step in one launch: from two on, each takes as long as the one before.
 STEP_LAYERS = (1, 2, 4, 8, 18, 36)
 RETNET = {"heads": 8, "rank": 256, "dim": 512}
-# The matrices of toy-retnet-1.3b's layers: q, k, v and gate; the outputs of mixer and MLP; the MLP's input.
-RETNET_MATRICES = tuple({"n": n, "k": k} for n, k in ((12288, 2048), (2048, 4096), (4096, 2048)))
-# Rows of a norm head by head: tokens times heads.
-HEADS_ROWS = (8, 32, 128, 512, 2048, 8192, 16384, 32768, 65536, 131072, 262144, 524288, 1048576)
 LINEAR = tuple({"heads": h, "rank": d, "dim": d} for h, d in ((32, 128), (8, 128), (16, 64)))
 
 
@@ -437,28 +439,10 @@ def _linear_attention(method: str) -> Iterator[Family]:
         )  # fmt: skip
 
 
-def _linear_models() -> Iterator[Family]:
-    """What models of linear attention launch besides: hybrid-8b's norm head by head, and toy-retnet-1.3b."""
-    for rows in (ROWS, PROMPT_ROWS):
-        yield Family("matmul", MATMUL, RETNET_MATRICES, {"m": rows}, options=BF16)
-    yield Family("matmul", MATMUL, [{"n": 64000, "k": 2048}], {"m": ROWS}, options=BF16)
-    norm = partial(ops.norm, "norm")
-    yield _rows("norm", norm, [{"hidden": 128}, {"hidden": RETNET["dim"]}], HEADS_ROWS)
-    yield _rows("norm", norm, [{"hidden": 2048}])
-    yield _rows("residual", partial(ops.residual, "residual"), [{"hidden": 2048}])
-    yield _rows("activation", ops.activation, [{"width": 4096, "gated": gated} for gated in (0, 1)])
-    yield _rows("rotary", ops.rotary, [{"q_heads": 8, "kv_heads": 8, "head_dim": RETNET["rank"]}])
-    yield Family(
-        "linear_attention_lightning", partial(linear.linear_attention, "lightning"), [RETNET],
-        {"batch": (1, 2, 4), "length": FEW_LENGTHS}, frozenset(), MOST_CONV_BYTES, {**BF16, "decay": True},
-        ("length",), lines=("rank", "dim"),
-    )  # fmt: skip
-
-
 @cache
 def families() -> tuple[Family, ...]:
     """Returns all families."""
-    return (*_decoder(), *_sequence_operators(), *_linear_models())
+    return (*_decoder(), *_sequence_operators())
 
 
 def grid(kinds: Collection[str], *, quick: bool = False) -> list[Op]:
