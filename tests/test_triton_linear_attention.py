@@ -250,6 +250,14 @@ def test_an_initial_state_weakens_over_forgotten_pieces() -> None:
     assert error(found[0][:, :, 128:], truth[0][:, :, 128:]) < BOUNDS[torch.float32]
 
 
+@pytest.mark.parametrize("method", [chunked_linear_attention, fleet_attention])
+def test_values_may_be_wider_than_keys(method: Method) -> None:
+    """As those of RetNet: heads of 256 columns of keys and 512 of values."""
+    s = Sizes(1, 8, 8, 900, 256, 512) if HAS_GPU else Sizes(1, 1, 1, 20, 16, 264)
+    dtype = torch.bfloat16 if HAS_GPU else torch.float32
+    check(method, dtype, s, decay=decays(s.kv_heads, 0.9), spare=(0, 0, 0))
+
+
 def test_parts_of_a_sequence_go_on_from_a_state() -> None:
     s = Sizes(1, 2, 2, 90, 16, 16)
     (q, k, v), decay = tokens(torch.float32, s), decays(2)
