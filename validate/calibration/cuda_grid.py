@@ -258,10 +258,9 @@ def _decoder() -> Iterator[Family]:
         layers = [each for each in matrices if each not in heads]
         yield Family("matmul", MATMUL, layers, {"m": PROMPT_ROWS}, options={"dtype": dtype})
     yield _rows("embedding", ops.embedding, _launched("embedding", "hidden"))
-    normed = _launched("norm", "hidden")
-    yield _rows("norm", partial(ops.norm, "norm"), normed)
-    by_head = [each for each in normed if each["hidden"] <= WIDEST_HEAD]
-    yield _rows("norm", partial(ops.norm, "norm"), by_head, HEADS_ROWS)
+    yield replace(
+        _rows("norm", partial(ops.norm, "norm"), _launched("norm", "hidden")), besides=_head_by_head
+    )
     yield _rows("residual", partial(ops.residual, "residual"), _launched("residual", "hidden"))
     yield _rows("activation", ops.activation, _launched("activation", "width", "gated"))
     yield _rows("rotary", ops.rotary, turned)
@@ -298,6 +297,12 @@ def _decoder() -> Iterator[Family]:
             {"prompts": (1, 4, 16, 64), "cached": cached, "length": lengths},
             frozenset({"prompts"}), refined=("length",), lines=(), most=MOST_OF_PROMPTS,
         )  # fmt: skip
+
+
+def _head_by_head(choice: Dims, values: Dims) -> Iterator[Dims]:
+    """Yields more rows of a norm head by head, after the most of other norms."""
+    if choice["hidden"] <= WIDEST_HEAD and values["tokens"] == FEW_ROWS[-1]:
+        yield from ({"tokens": rows} for rows in HEADS_ROWS)
 
 
 def _attended_otherwise(choice: Dims, values: Dims) -> Iterator[Dims]:
