@@ -54,6 +54,10 @@ SEED, CONTEXT, TOKENS, BATCH = 5, 11, 3, 2
 F64 = Dtypes("fp64", "fp64", "fp64")
 ROOT = Path(__file__).resolve().parent.parent
 MODELS = pytest.mark.parametrize("config", [RETNET, TRANSNORMER, HYBRID], ids=lambda config: config.name)
+# Of what takes seconds.
+FIRST_MODEL = pytest.mark.parametrize(
+    "config", first(1, [HYBRID, RETNET, TRANSNORMER]), ids=lambda config: config.name
+)
 
 
 def on_card(kind: str, model: Decoder) -> list[list[list[int]]]:
@@ -78,6 +82,7 @@ def on_cpu(model: Decoder) -> list[list[int]]:
     return [states[0].chosen[token].tolist() for token in range(TOKENS)]
 
 
+@slow
 @MODELS
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_card_decodes_the_ids_of_the_cpu(config: DecoderConfig, kind: str) -> None:
@@ -106,9 +111,10 @@ def relative(found: Tensor, truth: Tensor) -> float:
     return float((found.double().cpu() - truth).norm() / truth.norm())
 
 
-@MODELS
+@slow
+@FIRST_MODEL
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("method", first(2, METHODS))
+@pytest.mark.parametrize("method", first(1, METHODS))
 def test_every_method_on_a_card_gives_a_plain_model_s_logits(
     config: DecoderConfig, method: str, kind: str
 ) -> None:
@@ -166,15 +172,19 @@ PROMPT = {
 }  # fmt: skip
 
 
+@slow
 @pytest.mark.skipif(HAS_GPU, reason="the interpreter is for machines without a CUDA device")
-def test_a_study_of_prompts_runs_on_a_card(hurried: None) -> None:
+@pytest.mark.parametrize("cases", first(1, [(["lightning"], [20]), (["lightning", "vanilla"], [20, 33])]))
+def test_a_study_of_prompts_runs_on_a_card(hurried: None, cases: tuple[list[str], list[int]]) -> None:
     """Each method and length is captured before the runs that count."""
     del hurried
     real = RealCard(1, CardStates(1 << 20, "cpu"), api=FakeCudaApi)
     place = Place("cuda", real.start, 1, described=lambda: real.described)
-    outcome = assemble(parse_scenario(PROMPT, "t"), "t", place).study.run(lambda *_: None)
+    methods, lengths = cases
+    scenario = parse_scenario({**PROMPT, "methods": methods, "length": lengths}, "t")
+    outcome = assemble(scenario, "t", place).study.run(lambda *_: None)
     latencies = [row.value for row in outcome.rows if row.metric == "latency_s"]
-    assert len(latencies) == 4
+    assert len(latencies) == len(methods) * len(lengths)
     assert all(value is not None and value > 0.0 for value in latencies)
     assert real.captured == 0
 
@@ -246,7 +256,7 @@ SERVES = pytest.mark.filterwarnings("ignore:overflow encountered", "ignore:inval
 
 @slow
 @SERVES
-@MODELS
+@FIRST_MODEL
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("seed", first(1, range(5)))
 def test_a_sequence_in_chunks_is_that_of_one_whole(config: DecoderConfig, seed: int, kind: str) -> None:
@@ -325,7 +335,7 @@ def requests(draw: Random, count: int, prompt: int, answers: int) -> list[Reques
 
 @slow
 @SERVES
-@MODELS
+@FIRST_MODEL
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("seed", first(1, range(6)))
 def test_a_card_serves_each_request_as_if_it_were_alone(
@@ -346,7 +356,7 @@ def test_a_card_serves_each_request_as_if_it_were_alone(
 
 @slow
 @SERVES
-@MODELS
+@FIRST_MODEL
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_preempted_request_drops_its_state(
     config: DecoderConfig, kind: str, monkeypatch: pytest.MonkeyPatch
