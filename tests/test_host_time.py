@@ -93,6 +93,26 @@ def test_a_front_end_that_never_queues_delays_each_request_by_its_own_time() -> 
     np.testing.assert_allclose(delayed.arrival_s, plain.arrival_s)
 
 
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda strategy: strategy["kind"])
+def test_prompts_that_are_late_keep_no_other_waiting(strategy: dict[str, Any]) -> None:
+    """All come at once: a serial front end would let the last of them in after all others."""
+    late, at_once = 1e-2, {"workload": {"arrivals": {"kind": "closed_loop", "clients": 30}}}
+    served = result_of(strategy | {"host": {"prompt_token_late_s": late}}, **at_once).served
+    assert served.finished.all()
+    assert (served.scheduled_s >= served.arrival_s + late * served.prompt_tokens - 1e-9).all()
+    if strategy["kind"] == "continuous_batching":
+        first = served.prompt_tokens.argmin()
+        assert served.scheduled_s[first] == pytest.approx(late * served.prompt_tokens[first], abs=1e-3)
+
+
+def test_late_prompts_and_a_serial_front_end_add_up() -> None:
+    slow = {"workload": {"arrivals": {"kind": "constant", "rate_per_s": 0.5}}}
+    late = FRONT | {"prompt_token_late_s": 2e-4}
+    plain, delayed = (result_of(CONTINUOUS | {"host": host}, **slow).served for host in ({}, late))
+    own_s = FRONT["request_s"] + (FRONT["prompt_token_s"] + 2e-4) * plain.prompt_tokens
+    np.testing.assert_allclose(delayed.first_token_s - plain.first_token_s, own_s, atol=1e-9)
+
+
 def test_each_step_takes_its_host_s_time_too() -> None:
     """One client at a time: a token a step, a sequence in it."""
     one = {"workload": {"requests": 3, "arrivals": {"kind": "closed_loop", "clients": 1}}}
@@ -169,6 +189,9 @@ def test_a_real_machine_has_a_host_of_its_own() -> None:
 def test_what_a_host_is_called() -> None:
     assert str(HostTime(step_s=1e-3, sequence_s=2e-5, request_s=4e-3, prompt_token_s=5e-6)) == (
         "host 1 ms a step + 20 us a sequence, front end 4 ms a request + 5 us a token"
+    )
+    assert str(HostTime(prompt_token_late_s=5e-6)) == (
+        "front end 0 ms a request + 0 us a token, 5 us a token beside others"
     )
     assert str(HostTime()) == "no host time"
     assert str(HostTime(answer_token_s=5e-5, memory_factor=1.05)) == (

@@ -74,7 +74,7 @@ MADE = HostTime(step_s=1e-3, sequence_s=4e-5, request_s=5e-3, prompt_token_s=2e-
 
 def linear(one: Row, host: HostTime) -> tuple[float, float]:
     """TTFT and TPOT of an engine whose steps take 10 ms beside its host, and whose prompts 0.1 s."""
-    ttft_s = 0.1 + host.request_s + host.prompt_token_s * one.isl
+    ttft_s = 0.1 + host.request_s + (host.prompt_token_s + host.prompt_token_late_s) * one.isl
     return ttft_s, 0.01 + host.step_s + host.sequence_s * one.clients
 
 
@@ -97,8 +97,11 @@ def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int, made: Ho
 def test_an_engine_s_constants_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = engine(tmp_path, monkeypatch, 20)
     found = fitted({"series": rows}, "none")["series"]
-    for name in ("step_s", "sequence_s", "request_s", "prompt_token_s"):
+    for name in ("step_s", "sequence_s", "request_s"):
         assert getattr(found, name) == pytest.approx(getattr(MADE, name), rel=0.05)
+    # One by one or beside others is the same where no request waits for another.
+    late_s = found.prompt_token_s + found.prompt_token_late_s
+    assert late_s == pytest.approx(MADE.prompt_token_s, rel=0.05)
     assert found.tpot_within < 0.01
 
 
@@ -113,11 +116,15 @@ def test_rows_that_cannot_be_true_hardly_move_a_constant(
         assert found.step_s + found.sequence_s * clients == pytest.approx(wanted_s, rel=0.1)
 
 
-def test_a_handful_of_rows_tells_what_steps_take(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_handful_of_rows_tells_steps_and_late_prompts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rows = engine(tmp_path, monkeypatch, FEWEST - 1)
     found = fitted({"series": rows}, "none")["series"]
     assert found.step_s + 20 * found.sequence_s == pytest.approx(MADE.step_s + 20 * MADE.sequence_s, rel=0.1)
-    assert (found.in_front, found.answer_token_s, found.marks) == (False, 0.0, ())
+    late_s = found.prompt_token_late_s * 2000
+    assert late_s == pytest.approx(MADE.request_s + MADE.prompt_token_s * 2000, rel=0.5)
+    assert (found.request_s, found.prompt_token_s, found.answer_token_s, found.marks) == (0.0, 0.0, 0.0, ())
 
 
 def test_kernels_of_another_format_have_no_factor_of_it(tmp_path: Path) -> None:

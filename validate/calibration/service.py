@@ -7,7 +7,8 @@
 
 A run is simulated with the load that its file states (`service_runs.py`), or that of a public table
 (`validate/engines`). What runs do not tell apart is not fitted: the cost of a sequence only where some runs
-have more of them in a step than others, that of a prompt's token only where some prompts are longer. A way
+have more of them in a step than others, that of a prompt's token only where some prompts are longer, and how
+late prompts are beside others only by ENOUGH runs. A way
 out makes itself felt once it is saturated, which slopes at 0 do not show: the search begins with each of
 STARTS. Each run is then held back once, and predicted by what the others say: that is how good it is for a
 load that was not measured.
@@ -48,10 +49,11 @@ MOST_HALVED = 3
 # not modelled of it comes on top.
 WITHIN = {"tpot": 0.02, "ttft": 0.05}
 # The order of magnitude of what engines' hosts take, an assumption: launches and the sampler's calls from
-# Python; an HTTP request that is parsed and handed to another process; tokenising 100,000 tokens a second;
-# detokenising and sending 50,000.
+# Python; an HTTP request that is parsed and handed to another process; tokenising 100,000 tokens a second,
+# half as many in each of several threads; detokenising and sending 50,000.
 USUAL = {
-    "step_s": 2e-3, "sequence_s": 5e-5, "request_s": 1e-2, "prompt_token_s": 1e-5, "answer_token_s": 2e-5,
+    "step_s": 2e-3, "sequence_s": 5e-5, "request_s": 1e-2, "prompt_token_s": 1e-5,
+    "prompt_token_late_s": 2e-5, "answer_token_s": 2e-5,
 }  # fmt: skip
 # How far op times of one library are from another's, as standard deviations of logarithms: assumptions. What
 # reads memory at the card's rate differs little; collectives differ by their algorithm, and by whether others
@@ -61,6 +63,8 @@ SPREAD = {"arithmetic_factor": 0.1, "memory_factor": 0.03, "collective_factor": 
 # cost, and at a higher load a prediction would be all queue.
 BUSY = 0.5
 COSTS = tuple(USUAL)
+# What a front end takes beside others is told from what it takes one by one by ENOUGH runs.
+LATE = "prompt_token_late_s"
 FACTORS = tuple(SPREAD)
 # Seconds that a token of an answer takes on its way out, where the search begins.
 STARTS = (0.0, 3e-5, 6e-5, 1.2e-4)
@@ -136,6 +140,8 @@ def told_apart(runs: Sequence[MeasuredRun]) -> tuple[str, ...]:
         together.add("sequence_s")
     if max(prompts) < APART * min(prompts):
         together.add("prompt_token_s")
+    if len(runs) < ENOUGH:
+        together.add(LATE)
     return tuple(name for name in (*COSTS, *FACTORS) if name not in together)
 
 
@@ -295,6 +301,7 @@ class _Search:
             "sequence_s": [run.times.tpot_s / run.sequences for run in runs],
             "request_s": [run.times.ttft_s for run in runs],
             "prompt_token_s": [run.times.ttft_s / run.prompt_tokens for run in runs],
+            "prompt_token_late_s": [run.times.ttft_s / run.prompt_tokens for run in runs],
             "answer_token_s": [run.times.tpot_s / run.sequences for run in runs],
         }
         shares = {name: CHANGED * float(np.mean(each)) / USUAL[name] for name, each in whole.items()}

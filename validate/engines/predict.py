@@ -33,7 +33,7 @@ from simcore.studies.serving.runner import Bench, price_shares
 from simcore.studies.serving.scenario import ServingScenario
 from simcore.studies.serving.study import cases
 from simcore.validate.calibration.records import NAME
-from simcore.validate.calibration.service import Times, told_apart
+from simcore.validate.calibration.service import LATE, Times, told_apart
 from simcore.validate.calibration.service import fitted as to_runs
 from simcore.validate.engines.rows import FITTED, Row
 
@@ -42,7 +42,7 @@ FITTED_SHARE = 1.0 / 3.0
 # From so many times what a right simulation is off by, an error counts by its size and not by its square:
 # some rows cannot be true.
 HUBER = 2.0
-# Fewer rows than there are constants tell only what steps take: two constants.
+# Fewer rows, of two figures each, tell only what steps take, and by how much prompts are late.
 FEWEST, OF_STEPS = 7, ("step_s", "sequence_s")
 # Tasks that a process is given at a time, so that none works long after the others.
 AT_A_TIME = 12
@@ -250,12 +250,18 @@ def fitted(chosen: Mapping[str, Sequence[Row]], profile: str, jobs: int | None =
             name: to_runs(
                 mine,
                 lambda tasks: [Times(one.ttft_s, one.tpot_s) for one in predicted(tasks, profile)],
-                names=[name for name in told_apart(mine) if len(mine) >= FEWEST or name in OF_STEPS],
+                names=_names(mine),
                 most_slopes=1,
                 huber=HUBER,
             )
             for name, mine in chosen.items()
         }
+
+
+def _names(rows: Sequence[Row]) -> list[str]:
+    """Returns the constants that rows of a series determine."""
+    told = told_apart(rows)
+    return [*told] if len(rows) >= FEWEST else [*(name for name in OF_STEPS if name in told), LATE]
 
 
 def host_for(row: Row, chosen: Mapping[str, Sequence[Row]], hosts: Mapping[str, HostTime]) -> HostTime:

@@ -7,8 +7,9 @@ clients.
                            bounds it by the datasheet, else memory_factor
     a request enters   the engine when the front end is through with it. Requests pass it one by one, in the
                        order in which they come to their server:
-                           entry = max(arrival, entry of the one before) + request_s
-                                   + prompt_token_s * tokens of its prompt
+                           through = max(arrival, when the one before is through) + request_s
+                                     + prompt_token_s * tokens of its prompt
+                           entry   = through + prompt_token_late_s * tokens of its prompt
     a token leaves     for its client when the way out is through with it (detokenising, streaming, the
                        client's own reading). Tokens of a server pass it one by one, step by step:
                            backlog after a step = max(0, backlog before - time of the step)
@@ -18,8 +19,10 @@ clients.
 
 The front end is what stands between a client and the engine's queue: HTTP, templates, tokenising, sending to
 the engine's process. Its time is part of TTFT. It runs beside the engine's steps, as a process of its own
-does, so it makes no step longer. The way out does neither, but a client sends its next request only after
-the last token of its answer: a way out that is saturated keeps sequences out of the engine.
+does, so it makes no step longer. What it does for several requests at once, in threads of its own, makes each
+of them late and keeps no other waiting: `prompt_token_late_s`. The way out makes no step longer either, but a
+client sends its next request only after the last token of its answer: a way out that is saturated keeps
+sequences out of the engine.
 
 The factors are for kernels that are not those of the profile: libraries of one engine and version are faster
 or slower than others on the same card.
@@ -75,6 +78,9 @@ class HostTime(Strict):
     prompt_token_s: Cost = Field(
         default=0.0, description="for which each token of its prompt does, as tokenising it takes, s"
     )
+    prompt_token_late_s: Cost = Field(
+        default=0.0, description="by which each token of its prompt makes a request late, beside others, s"
+    )
     answer_token_s: Cost = Field(
         default=0.0, description="for which each token of an answer occupies its server's way out, s"
     )
@@ -102,13 +108,13 @@ class HostTime(Strict):
     @property
     def in_front(self) -> bool:
         """Whether requests pass a front end that takes time."""
-        return bool(self.request_s or self.prompt_token_s)
+        return bool(self.request_s or self.prompt_token_s or self.prompt_token_late_s)
 
     @property
     def of_steps(self) -> "HostTime":
         """What of it makes steps longer or shorter, alone."""
-        others = ("request_s", "prompt_token_s", "answer_token_s", "tpot_within", "ttft_within")
-        return self.model_copy(update=dict.fromkeys(others, 0.0))
+        others = ("request_s", "prompt_token_s", "prompt_token_late_s", "answer_token_s")
+        return self.model_copy(update=dict.fromkeys((*others, "tpot_within", "ttft_within"), 0.0))
 
     @property
     def marks(self) -> tuple[tuple[str, int], ...]:
@@ -128,6 +134,10 @@ class HostTime(Strict):
         """Seconds for which a request occupies the front end."""
         return self.request_s + self.prompt_token_s * request.prompt_tokens
 
+    def late_s(self, request: Request) -> float:
+        """Seconds by which a request is late that the front end is through with."""
+        return self.prompt_token_late_s * request.prompt_tokens
+
     def ops(self, sequences: Size) -> tuple[Op, ...]:
         """Returns what the host adds to a step's graph; nothing if it takes no time."""
         if not self.in_steps:
@@ -138,7 +148,9 @@ class HostTime(Strict):
     def __str__(self) -> str:
         request_ms, token_us = 1e3 * self.request_s, 1e6 * self.prompt_token_s
         step_ms, sequence_us = 1e3 * self.step_s, 1e6 * self.sequence_s
+        late_us = 1e6 * self.prompt_token_late_s
         front = f"front end {request_ms:.4g} ms a request + {token_us:.4g} us a token"
+        front += f", {late_us:.4g} us a token beside others" if late_us else ""
         steps = f"host {step_ms:.4g} ms a step + {sequence_us:.4g} us a sequence"
         out = f"way out {1e6 * self.answer_token_s:.4g} us a token"
         ops = f"ops x {self.arithmetic_factor:.4g} (arithmetic), x {self.memory_factor:.4g} (memory)"
@@ -202,15 +214,16 @@ class Feeder(Protocol):
 class FrontEnds:
     """A run whose requests pass the front ends of their servers, a `Feeder`. `hosts`: by the rank that takes
     a server's requests; `entered_s`: when each request leaves its front end, in the order of arrival;
-    `free_s`: when each rank's front end is through with what has come.
+    `free_s`: when each rank's front end is through with what has come; `last_s`: when the last of it enters.
 
-    Whatever comes into a server's inbox, a request or the end of all, keeps its place in the line.
+    Requests keep their places in the line, but for those that are late; the end of all comes after all.
     """
 
     run: Feeder
     hosts: Mapping[int, HostTime]
     entered_s: list[float] = field(default_factory=list)
     free_s: dict[int, float] = field(default_factory=dict)
+    last_s: dict[int, float] = field(default_factory=dict)
 
     def feed(self, to: int | Route, inbox: str, arrivals: Iterable[tuple[float, object]]) -> None:
         """Puts items into the inboxes of servers, behind their front ends; see `Run`."""
@@ -232,11 +245,13 @@ class FrontEnds:
 
     def _enters_s(self, rank: int, item: object, at_s: float) -> float:
         """Returns when an item that comes at `at_s` leaves the front end of its server."""
-        entry_s = max(at_s, self.free_s.get(rank, 0.0))
-        if isinstance(item, Request):
-            entry_s += self.hosts[rank].front_s(item)
-            self.entered_s.append(entry_s)
-        self.free_s[rank] = entry_s
+        if not isinstance(item, Request):
+            return max(at_s, self.last_s.get(rank, 0.0))
+        host = self.hosts[rank]
+        self.free_s[rank] = max(at_s, self.free_s.get(rank, 0.0)) + host.front_s(item)
+        entry_s = self.free_s[rank] + host.late_s(item)
+        self.last_s[rank] = max(entry_s, self.last_s.get(rank, 0.0))
+        self.entered_s.append(entry_s)
         return entry_s
 
 
