@@ -20,7 +20,7 @@ from simcore.devices.fitted import MEASURED, FittedProfile, LimitedPower, Shared
 from simcore.devices.in_use import DeviceInUse, chosen_device, not_yet, with_profile
 from simcore.devices.price import STAYS, roofline
 from simcore.devices.profile import Profile
-from simcore.devices.spec import DeviceSpec, Link, check_return
+from simcore.devices.spec import DeviceSpec, Link, check_return, load_device
 from simcore.input.errors import FieldFaultError, parsed
 from simcore.input.fields import OneDevice, count
 from simcore.input.files import InputError, is_path, nearest, plain, unknown_name
@@ -799,12 +799,15 @@ OF_OUR_SCHEDULE = frozenset({"batch_s", "sequence_s", "prompt_s", "each_prompt_s
 
 
 def _power_limit(device: DeviceInUse, profile: FittedProfile | None, times: float) -> PowerLimit | None:
-    """Returns the power cap of a card, if its effect was measured on such a card; `times`: see `Place`.
-    Another board power is another cap."""
+    """Returns the power cap of a card, if its effect was measured on such a card or on one from which its op
+    times are carried over at the same board power; `times`: see `Place`. Another board power is another
+    cap."""
     power = profile.power if profile else None
-    if power is None or device.base != device.measured_on.name:
+    if power is None:
         return None
     before_w, cap_w = device.measured_on.board_power_w, device.spec.board_power_w
+    if device.base != device.measured_on.name and load_device(device.base).board_power_w != before_w:
+        return None
     return law_of(power, times * (before_w / cap_w if before_w and cap_w else 1.0))
 
 

@@ -417,8 +417,12 @@ def test_the_limit_is_of_the_card_that_was_measured() -> None:
     half = limit_of(a_scenario(1.0, device=capped))
     assert limit is not None
     assert half == PowerLimit(2 * limit.arithmetic, 2 * limit.others, 2 * limit.idle, limit.over_s)
-    # Of a card that prices are carried to, and of a datasheet, nothing is known.
-    assert limit_of(a_scenario(1.0, device="h100-sxm")) is None
+    # A card of as many watts, to which prices are carried, has the same cap; of others, and of a datasheet,
+    # nothing is known.
+    assert limit_of(a_scenario(1.0, device="h100-sxm")) == limit
+    less = {"base": "h100-sxm", "change": {"board_power_w": {"times": 0.5}}}
+    assert limit_of(a_scenario(1.0, device=less)) == half
+    assert limit_of(a_scenario(1.0, device="b200-sxm")) is None
     assert limit_of(a_scenario(1.0, profile="none")) is None
 
 
@@ -441,7 +445,10 @@ def test_provenances_say_which_cap_was_taken() -> None:
     assert found["measured_on"] == "h200-sxm"
     assert found["formats"] == ["bf16", "fp16"]
     assert found["arithmetic"] > 1.0
-    other = simcore.run(a_scenario(2.0, device="h100-sxm"))
+    carried = simcore.run(a_scenario(2.0, device="h100-sxm"))
+    assert carried.provenance["power_cap"] == found
+    assert not any("throttles" in text for text in carried.warnings)
+    other = simcore.run(a_scenario(2.0, device="b200-sxm"))
     assert other.provenance["power_cap"] is None
     assert any("near saturation it is predicted too fast beside h200-sxm" in text for text in other.warnings)
     plain = simcore.run(a_scenario(2.0, profile="none"))
