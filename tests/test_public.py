@@ -27,7 +27,10 @@ def test_tables_are_known_by_their_columns(tmp_path: Path) -> None:
     closed = written(tmp_path / "deep" / "runs.csv", line(0, MAX_70B, 4, 2))
     poisson = other_table(tmp_path / "results.csv", mlperf_rows.COLUMNS)
     other = other_table(tmp_path / "prices.csv", ("a", "b"))
-    assert public.tables(tmp_path) == ([closed], [poisson], [other])
+    requests = tmp_path / "requests.jsonl"
+    requests.write_text("{}")
+    (tmp_path / "README.md").write_text("about them")
+    assert public.tables(tmp_path) == ([closed], [poisson], [other, requests])
 
 
 def test_a_folder_without_runs_is_one_line(tmp_path: Path) -> None:
@@ -54,10 +57,12 @@ def test_rows_are_judged_by_place_and_fitted_ones_are_not(
         ], {}
 
     monkeypatch.setattr(engines, "compared", compared)
-    out = tmp_path / "out" / "all.csv"
-    out.parent.mkdir()
+    out = tmp_path.parent / f"{tmp_path.name}-all.csv"
+    for name in ("a", "b"):
+        other_table(tmp_path / f"{name}.csv", ("a", "b"))
     public.main(tmp_path, out=out, profile="none", seed=0, estimate=True, jobs=1)
     said = capsys.readouterr().out
+    assert said.splitlines()[0] == "not read, for they are no tables of runs that are known: a.csv, b.csv"
     start = f"| {path.name} | InferenceMAX, vLLM | llama-3.1-70b | h200-sxm | "
     assert f"{start}1 to 8 clients | 1 rows of InferenceMAX, vLLM | 2 | 20.0, 20.0 % | 50.0, 50.0 % |" in said
     assert f"{start}33 to 128 clients | 1 rows of InferenceMAX, vLLM | 1 | 50.0, 50.0 % |" in said

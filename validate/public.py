@@ -4,8 +4,8 @@
 
 Tables of runs (CSV, at any depth) are known by their columns: engines under closed loops of clients
 (`simcore.validate.engines.rows`), and MLPerf Inference results under Poisson arrivals
-(`simcore.validate.mlperf.rows`). Others are named and left. A line of the table is an engine, a model, a card
-and a load:
+(`simcore.validate.mlperf.rows`). Other data are named, in one line, and left. A line of the table is an
+engine, a model, a card and a load:
 
     error = |predicted - measured| / measured, in percent, of each figure that a run has
     fitted = the rows that the constants of the line's predictions were fitted to; these are not judged
@@ -34,6 +34,8 @@ from simcore.validate.program import check_out, markdown, run, write_csv
 
 # Closed loops are told apart by their clients, up to these numbers.
 CLIENTS = (8, 32, 128)
+# Files of a folder that may hold data.
+DATA = (".csv", ".json", ".jsonl", ".parquet")
 # The figures of a run, with the name of each in the table.
 FIGURES = ("TPOT", "TTFT", "TPOT p99", "TTFT p99", "rate")
 MLPERF_NAMES = {
@@ -54,13 +56,13 @@ class Judged:
 
 
 def tables(folder: Path) -> tuple[list[Path], list[Path], list[Path]]:
-    """Returns the tables of engines, those of MLPerf, and the other tables of a folder. Raises InputError if
-    there is none to judge."""
+    """Returns the tables of engines, those of MLPerf, and the other data of a folder. Raises InputError if
+    there is no table to judge."""
     if not folder.is_dir():
         raise InputError(f"FOLDER {folder}: is no folder")
     found: tuple[list[Path], list[Path], list[Path]] = ([], [], [])
-    for path in sorted(folder.rglob("*.csv")):
-        head, _ = read_cells(path)
+    for path in sorted(each for each in folder.rglob("*") if each.suffix in DATA):
+        head = read_cells(path)[0] if path.suffix == ".csv" else ()
         kinds = (engine_rows.COLUMNS, mlperf_rows.COLUMNS, ())
         found[next(i for i, columns in enumerate(kinds) if {*columns} <= {*head})].append(path)
     if not found[0] and not found[1]:
@@ -147,8 +149,9 @@ def main(
     """Prints how predictions compare with all public runs of a folder."""
     check_out(out)
     closed, poisson, others = tables(folder)
-    for path in others:
-        typer.echo(f"{path}: has columns that are not known")
+    if others:
+        names = ", ".join(str(path.relative_to(folder)) for path in others)
+        typer.echo(f"not read, for they are no tables of runs that are known: {names}")
     found = [one for path in closed for one in of_engines(path, profile, seed, jobs)]
     found += [one for path in poisson for one in of_mlperf(path, seed, jobs, search=not estimate)]
     for line in lines(found):
