@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from simcore.input.files import InputError
 from simcore.studies.serving.host_time import HostTime
 from simcore.validate.engines import compare as silicon
 from simcore.validate.engines.compare import Compared, figures, missed
@@ -147,3 +148,31 @@ def test_intervals_hold_what_lies_within(tmp_path: Path) -> None:
         (True, True), (True, True), (False, False), (False, False)
     ]  # fmt: skip
     assert figures(rows)["tpot_held"] == figures(rows)["ttft_held"] == 50.0
+
+
+@pytest.mark.parametrize(("off", "code", "says"), [(0.01, 0, "met: all bars by 100 %"), (0.2, 1, "missed:")])
+def test_draws_are_judged_one_by_one(
+    off: float, code: int, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    """Seed 3 is right to 1 %; seed 4 by `off`: 95 % of the draws have to meet the bars."""
+    rows = [replace(row(MAX_70B, 4, 2, tmp_path), id=str(i)) for i in range(6)]
+
+    def compared(rows: list[Row], profile: str, seed: int, jobs: int | None) -> Any:
+        by = 1.0 + (0.01 if seed == 3 else off)
+        made = [Predicted(by * one.ttft_s, by * one.tpot_s, 0.0, 0.0, 0) for one in rows]
+        return [Compared(*each, "", "", False) for each in zip(rows, made, strict=True)], {}
+
+    monkeypatch.setattr(silicon, "read_rows", lambda file: (rows, 0))
+    monkeypatch.setattr(silicon, "compared", compared)
+    with pytest.raises(SystemExit) as ended:
+        silicon.main(tmp_path / "rows.csv", profile="none", seed=3, draws=2)
+    said = capsys.readouterr().out
+    assert ended.value.code == code
+    assert "seed 3: n 6, TPOT MEDIAN 1.0 %" in said
+    assert f"tpot median below 5 %: {100 if off < 0.05 else 50} % of 2 draws" in said
+    assert said.splitlines()[-1].startswith(says)
+
+
+def test_rows_of_several_draws_are_not_written(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="--out: has the rows of one draw"):
+        silicon.main(tmp_path / "rows.csv", out=tmp_path / "out.csv", draws=2)

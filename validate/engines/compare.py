@@ -1,6 +1,6 @@
 """Compares the simulator with measured engines from outside this project: rows of TTFT and TPOT.
 
-    python -m simcore.validate.engines.compare FILE [--profile local] [--out rows.csv] [--seed 0]
+    python -m simcore.validate.engines.compare FILE [--profile local] [--out rows.csv] [--seed 0] [--draws 1]
 
 FILE is a table of measured runs with the columns of `simcore.validate.engines.rows`. The program predicts its
 dense Llama-3.1 8B and 70B and Qwen3-32B rows on H100 and H200, each as the closed loop that it was, by the
@@ -13,7 +13,8 @@ fitted, apart:
     held  = share of the rows that are within the 90 % intervals of their series' fit
 
 The output lists rows faster than the card's datasheet allows, and figures with and without them. Exit code 1
-if a bar is missed, 2 for an unusable file.
+if a bar is missed, 2 for an unusable file. With `--draws N` the same is done by N seeds: a line of figures
+for each, and the share of draws that meets each bar; exit code 1 if SURE of them do not meet all.
 """
 
 import sys
@@ -38,6 +39,8 @@ from simcore.validate.program import check_out, markdown, run, write_csv
 BARS = {"tpot_median": 5.0, "tpot_mean": 8.0, "ttft_median": 15.0, "ttft_mean": 22.0}
 OTHERS = {"tpot_median": 8.2, "tpot_mean": 16.4, "ttft_mean": 52.0}
 TOLERANCE = 1e-9
+# The share of draws that has to meet the bars.
+SURE = 0.95
 # Errors above LARGE_PCT are explained by shares above MUCH.
 LARGE_PCT, MUCH = 20.0, 0.3
 
@@ -232,6 +235,36 @@ def _named(found: Sequence[Compared]) -> Iterator[str]:
         yield f"  {one.row.label} ({one.row.id}): {one.impossible}"
 
 
+def over_draws(rows: Sequence[Row], profile: str, seeds: Sequence[int], jobs: int | None) -> Iterator[str]:
+    """Yields the figures of fitted models, and of others, by each seed, then the shares of draws that meet
+    the bars; the last line begins with "missed" if too few meet all."""
+    met: list[list[str]] = []
+    for seed in seeds:
+        found, _ = compared(rows, profile, seed, jobs)
+        got = figures(by_bars(found))
+        met.append(missed(got))
+        yield f"seed {seed}: {_said(got)}"
+        if apart := [one for one in found if one.row.model not in FITTED]:
+            yield f"    nothing fitted: {_said(figures(apart))}"
+    for name, bar in BARS.items():
+        share = fmean(name not in each for each in met)
+        yield f"{name.replace('_', ' ')} below {bar:g} %: {100.0 * share:.0f} % of {len(met)} draws"
+    share = fmean(not each for each in met)
+    word = "missed" if share < SURE else "met"
+    yield f"{word}: all bars by {100.0 * share:.0f} % of the draws, {100.0 * SURE:.0f} % wanted"
+
+
+def _with_drawn(rows: Sequence[Row], seed: int) -> Iterator[tuple[list[Row], list[Row]]]:
+    """Yields the rows of fitted models of each series, and those that are drawn of them."""
+    for name, kept in drawn(rows, seed).items():
+        yield [row for row in rows if row.series.name == name and row.model in FITTED], kept
+
+
+def _said(got: dict[str, float]) -> str:
+    words = (f"{name.replace('_', ' ').upper()} {got[name]:.1f} %" for name in FIGURES)
+    return f"n {got['n']:.0f}, " + ", ".join(words)
+
+
 def _line(one: Compared) -> dict[str, Any]:
     row, ours = one.row, one.predicted
     return {
@@ -261,15 +294,23 @@ def main(
     profile: Annotated[str, typer.Option(help="of the cards; 'none' for their datasheets")] = NAME,
     out: Annotated[Path | None, typer.Option(help="a CSV file for all rows")] = None,
     seed: Annotated[int, typer.Option(help="by which the fitted rows are drawn")] = 0,
+    draws: Annotated[int, typer.Option(min=1, help="how many seeds, from this one on")] = 1,
     worst: Annotated[int, typer.Option(min=0, help="how many of the worst rows to print")] = 10,
     jobs: Annotated[int | None, typer.Option(min=1, help="processes; as many as cores, if left out")] = None,
 ) -> None:
     """Prints how predictions compare with measured engines, row by row."""
     check_out(out)
+    if draws > 1 and out is not None:
+        raise InputError("--out: has the rows of one draw; leave it out, or --draws")
     rows, others = read_rows(file)
     for line in _origins(rows, profile):
         typer.echo(line)
     typer.echo(f"{len(rows)} rows; {others} others are of other models, cards or modes")
+    if draws > 1 and any(len(mine) > len(kept) for mine, kept in _with_drawn(rows, seed)):
+        line = ""
+        for line in over_draws(rows, profile, range(seed, seed + draws), jobs):
+            typer.echo(line)
+        sys.exit(int(line.startswith("missed")))
     found, hosts = compared(rows, profile, seed, jobs)
     for line in lines(found, hosts, worst):
         typer.echo(line)
