@@ -406,6 +406,8 @@ def _rival(where: str, scenario: DecodeScenario, hardware: Hardware) -> decode.B
         raise InputError(f"{where}: rival_model: needs prices of single ops")
     if scenario.part == "layer":
         raise InputError(f"{where}: rival_model: is for part: model")
+    if scenario.rival_model == scenario.model:
+        raise InputError(f"{where}: rival_model: is {scenario.rival_model}, as model; another one is needed")
     dtypes = number_formats(scenario.dtype, scenario.dtypes, config)
     return decode.Bench(scenario, config, replace(hardware, dtypes=dtypes))
 

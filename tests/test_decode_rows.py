@@ -18,7 +18,7 @@ from simcore import terminal
 from simcore.assembly import assemble
 from simcore.input.files import InputError
 from simcore.machine.machine import LawError
-from simcore.machine.metrics import attention_s, outside_layers_s, tokens
+from simcore.machine.metrics import Moments, after_first, attention_s, outside_layers_s, tokens
 from simcore.machine.trace import Cause, Span, State, Trace
 from simcore.scenario import load_scenario, parse_scenario
 from simcore.sim.runs import Run, Setup, simulated
@@ -28,6 +28,7 @@ from simcore.studies.decode import crossover
 from simcore.studies.decode import study as decode_study
 from simcore.studies.decode import timeline as decode_timeline
 from simcore.studies.decode.cases import _rate_hits, cannot_run, does_not_fit, rival_of
+from simcore.studies.decode.cases import cases as every_case
 from simcore.studies.decode.runner import Bench, Case, Hits, Result, _average, _middle
 from simcore.studies.decode.scenario import ErrorBounds
 from simcore.studies.decode.speculation import linear_bound
@@ -51,6 +52,47 @@ def result(latency_s: float, **changes: Any) -> Result:
         "tokens": (),
     }
     return Result(latency_s, **{**fields, **changes})
+
+
+def test_the_first_token_of_a_run_waits_for_its_host_and_does_not_count() -> None:
+    """A launch takes the host 4 ms, which is one token ahead later."""
+    base = {
+        "name": "slow-host", "study": "decode", "device": "h200-sxm", "model": "llama-3.1-8b",
+        "dtype": "bf16", "context_tokens": 40_000, "batch": 16, "strategies": [{"kind": "tensor_parallel"}],
+    }  # fmt: skip
+    slow_host = {**base, "overheads": {"launch_s": 0.004}}
+    found: dict[int, Any] = {}
+    for count in (1, 2, 6):
+        study = assemble(parse_scenario({**slow_host, "tokens": count}, "x"), "x").study
+        assert isinstance(study, DeviceStudy)
+        (case,) = every_case(study.bench)
+        found[count] = study.bench.run(case)
+        ends = [token.end_s for token in found[count].tokens]
+        assert len(ends) == count
+        if count > 1:
+            assert found[count].latency_s == pytest.approx((ends[-1] - ends[0]) / (count - 1), rel=1e-12)
+        # The host is on no later token's path.
+        assert (found[count].by_kind.get("host", 0.0) > 0.003) == (count == 1)
+        assert sum(found[count].by_kind.values()) == pytest.approx(found[count].latency_s)
+        assert found[count].low_s < found[count].latency_s < found[count].high_s
+        fresh = assemble(parse_scenario({**slow_host, "tokens": count}, "x"), "x").study
+        assert isinstance(fresh, DeviceStudy)
+        # What crossovers and rivals are searched with is the same figure.
+        assert fresh.bench.latency_s(case) == pytest.approx(found[count].latency_s, rel=1e-12)
+    assert found[1].latency_s - found[6].latency_s == pytest.approx(0.004, rel=0.02)
+    assert found[2].latency_s == pytest.approx(found[6].latency_s, rel=1e-3)
+
+
+@pytest.mark.parametrize(("ends", "counted"), [
+    ([3.0, 5.0, 7.0], [1, 2]),
+    ([3.0], [0]),
+    # Two launches of three tokens each; one launch of all.
+    ([3.0, 3.0, 3.0, 4.0, 4.0, 4.0], [3, 4, 5]),
+    ([3.0, 3.0], [0, 1]),
+])  # fmt: skip
+def test_tokens_that_end_with_the_first_do_not_count(ends: list[float], counted: list[int]) -> None:
+    found = [Moments(i, ([0.0, *ends])[i], end_s) for i, end_s in enumerate(ends)]
+    assert [token.number for token in after_first(found)] == counted
 
 
 def test_of_several_runs_the_middle_one_is_shown_with_the_fastest_and_the_slowest() -> None:
@@ -136,7 +178,7 @@ def test_figures_of_a_case_agree_with_each_other_and_with_its_run() -> None:
         assert layers * (each[0] + each[1]) + ran.outside_s == pytest.approx(ran.latency_s)
         assert sum(ran.by_kind.values()) == pytest.approx(ran.latency_s)
         if case.hits is None:
-            last = tokens(bench.trace(case))
+            last = after_first(tokens(bench.trace(case)))
             assert mean(token.latency_s for token in last) == pytest.approx(ran.latency_s)
             assert mean(attention_s(token) for token in last) == pytest.approx(ran.attention_s)
             assert mean(outside_layers_s(token) for token in last) == pytest.approx(ran.outside_s)

@@ -79,8 +79,11 @@ def test_where_a_hybrid_passes_both_take_as_long(hybrid: tuple[Parts, Outcome]) 
     assert f"hybrid-8b is faster than llama-3.1-8b from {at:,} tokens on" in outcome.answer
     around = {**HYBRIDS, "batch": [16], "context_tokens": [at - 16, at + 16]}
     _, near = ran(around)
-    ratios = [row.value or 0.0 for row in rows(near, "speedup_over_rival")]
-    assert ratios == [pytest.approx(1.0, abs=2e-3)] * 2
+    before, after = (row.value or 0.0 for row in rows(near, "speedup_over_rival"))
+    # Where attention's price steps to another layout, it does so by less than a hundredth of a token.
+    assert before <= 1.0 + 1e-3
+    assert after >= 1.0 - 1e-3
+    assert after / before < 1.01
     del parts
 
 

@@ -13,7 +13,7 @@ tokens/s/user         = 1 / latency of a token
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from simcore.machine.trace import Cause, Mark, Span, Trace, distinct, op_events
 from simcore.ops.op import SourceKind
@@ -100,11 +100,20 @@ class Token:
         return _sum((kind, seconds) for kind, _, _, seconds in self.stretches)
 
 
-def moments(trace: Trace) -> list[tuple[int, float, float]]:
-    """The tokens that a run marked, in order: index, start and end in seconds."""
+class Moments(NamedTuple):
+    """When a token starts and ends, in seconds of the run."""
+
+    number: int
+    start_s: float
+    end_s: float
+
+
+def moments(trace: Trace) -> list[Moments]:
+    """The tokens that a run marked, in order."""
     last = _last_marks(trace)
     begun_s = [0.0, *(last[index].at_s for index in sorted(last))]
-    return [(index, start_s, last[index].at_s) for index, start_s in zip(sorted(last), begun_s, strict=False)]
+    starts = zip(sorted(last), begun_s, strict=False)
+    return [Moments(index, start_s, last[index].at_s) for index, start_s in starts]
 
 
 def _last_marks(trace: Trace) -> dict[int, Mark]:
@@ -133,10 +142,14 @@ def tokens(trace: Trace) -> list[Token]:
     return found
 
 
-def after_first(found: Sequence[Token]) -> Sequence[Token]:
-    """The tokens whose mean is the time of a token: all after the first, if there are several. The first one
-    of a run waits for its hosts, which are ahead of their devices later."""
-    return found[1:] or found
+# A token, or its moments.
+Timed = TypeVar("Timed", Token, Moments)
+
+
+def after_first(found: Sequence[Timed]) -> Sequence[Timed]:
+    """The tokens whose mean is the time of a token: all that end after the first, if there are any. The first
+    one of a run waits for its hosts, which are ahead of their devices later."""
+    return [token for token in found if token.end_s > found[0].end_s] or found
 
 
 def attention_s(token: Token) -> float:

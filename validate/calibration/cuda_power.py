@@ -42,7 +42,7 @@ SECONDS, LEAST_PERIODS, REST_S = 1.6, 12, 0.5
 # Beginnings of a kind, graphs of one, products in a graph, seconds before.
 BEGINNINGS, BEGUN, AT_A_TIME, BEFORE_S = 3, 150, 2, 1.0
 # Seconds of all of it, and of the quick cases.
-LASTS_S, QUICK_LASTS_S, CAP_LASTS_S = 75.0, 20.0, 15.0
+LASTS_S, QUICK_LASTS_S = 75.0, 20.0
 # Alone: products in a graph, and repetitions, each after a rest.
 ALONE, REPEATS, ALONE_REST_S = 8, 9, 0.3
 # Host and card: periods that are queued ahead.
@@ -118,8 +118,8 @@ def rows_here(*, quick: bool, say: Callable[[str], None]) -> list[Row]:
 
 
 def cap_times(limit: PowerLimit) -> float:
-    """Returns by how much this card's power cap is lower than that of the law's card, by the quick cases.
-    Takes CAP_LASTS_S. Raises RuntimeError as `rows_here`."""
+    """Returns by how much this card's power cap is lower than that of the law's card, by the quick cases, in
+    about 15 s. Raises RuntimeError as `rows_here`, and OffError as `power_fit.cap_times`."""
     products = Products(fp8=False)
     return power_fit.cap_times(limit, [steady(products, "bf16", *case) for case in QUICK])
 

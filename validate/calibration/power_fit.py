@@ -36,7 +36,7 @@ PERIODS, TIMES_OVER = 12, 6.0
 # Later the card is as warm as its cases before, and no longer tells over which time power counts.
 BEGINNING_S = 0.1
 # By how much the caps of two cards of a kind may differ.
-CAPS = (0.75, 1.33)
+CAPS = (0.85, 1.18)
 # A card whose products never take this much longer shows no limit.
 SEEN = 1.03
 # The median error and the largest that a law may have, in percent.
@@ -158,13 +158,21 @@ def errors(limit: PowerLimit, rows: Sequence[Row]) -> list[float]:
 
 def cap_times(limit: PowerLimit, rows: Sequence[Row]) -> float:
     """Returns by how much the power cap of the card of these rows is lower than that of the law's card: cards
-    of one kind differ by some percent. Least squares over steady cases of the formats that slow down."""
+    of one kind differ by some percent. Least squares over steady cases of the formats that slow down. Raises
+    OffError if there are none, or if they do not follow the law with any cap near that one: something else
+    slowed the card down."""
     steady_rows = [row for row in rows if row.kind == "steady" and row.dtype in FORMATS]
+    if not steady_rows:
+        raise OffError("no products in a format that slows down were measured")
 
     def off(times: float) -> float:
         return sum([error**2 for error in errors(limit.lower(times), steady_rows)])
 
-    return float(minimize_scalar(off, bounds=CAPS, method="bounded").x)
+    found = float(minimize_scalar(off, bounds=CAPS, method="bounded").x)
+    worst = max(map(abs, errors(limit.lower(found), steady_rows)))
+    if 100.0 * worst >= WORST_PCT or min(abs(found - end) for end in CAPS) < 0.01:
+        raise OffError(f"products under load are {100.0 * worst:.1f} % off the profile's law at worst")
+    return found
 
 
 # -- the fit -------------------------------------------------------------------------------------------------

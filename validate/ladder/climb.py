@@ -129,6 +129,11 @@ def climb(
     # Cards of a kind differ: a service near saturation is predicted for this one.
     cap_times = 1.0 if parts.power is None else real.cap_times(parts.power)
     outcome = parts.study.run(progress)
+    if cap_times != 1.0:
+        cap = f"this card's power cap is {1.0 / cap_times:.3f} times that of the card of the profile"
+        outcome.notes.append(
+            f"{cap}, by products under load: predictions here count with it, a run on sim does not"
+        )
     price = parts.price()
     alone = ops(real.traces, price, floor, progress)
     points, prices = alone.points, alone.prices

@@ -12,6 +12,7 @@ from math import floor
 
 from simcore.models.decoder import Decoder
 from simcore.studies.common import Axes, Crossing, Row, crossing
+from simcore.studies.decode.answer import fit_warnings
 from simcore.studies.decode.cases import cannot_run, does_not_fit
 from simcore.studies.decode.runner import Bench, Case
 
@@ -54,6 +55,23 @@ def state_rows(bench: Bench, case: Case) -> Iterator[Row]:
         latency_s, name = rival.latency_s(case), rival.config.name
         yield Row(axes, "rival_token_latency_s", latency_s, "s", source=name)
         yield Row(axes, "speedup_over_rival", latency_s / bench.latency_s(case), "x", source=f"over {name}")
+
+
+def rival_warnings(bench: Bench, fitting: Sequence[Case]) -> list[str]:
+    """Returns warnings of cases in which the second model cannot run or does not fit: they have no
+    figures of it."""
+    rival = bench.rival
+    if rival is None:
+        return []
+    name = f"rival_model {rival.config.name}"
+    found: dict[str, None] = {}
+    reasons: dict[Case, str | None] = {}
+    for case in (case for case in fitting if case.hits is None):
+        if reason := cannot_run(rival, case.axes.ranks, case.axes.groups):
+            found[f"{name}: {case.axes.label}: {reason}"] = None
+        else:
+            reasons[case] = does_not_fit(rival, case)
+    return [*found, *(f"{name} {warning}" for warning in fit_warnings(reasons))]
 
 
 def passes(bench: Bench, fitting: Sequence[Case]) -> list[tuple[Axes, Crossing, str]]:

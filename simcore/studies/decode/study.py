@@ -20,7 +20,7 @@ from simcore.studies.decode.cases import cases, does_not_fit, rival_of
 from simcore.studies.decode.crossover import crossovers
 from simcore.studies.decode.runner import Bench, Case, Result, mesh_of
 from simcore.studies.decode.speculation import high_probability_bound, linear_bound, worst_case_bound
-from simcore.studies.decode.states import passes, passing_answer, passing_rows, state_rows
+from simcore.studies.decode.states import passes, passing_answer, passing_rows, rival_warnings, state_rows
 from simcore.studies.decode.timeline import shown_case, timeline
 
 # Relative rounding error of two sums of the same steps.
@@ -50,7 +50,7 @@ def run(bench: Bench, progress: Progress) -> Outcome:
     return Outcome(
         rows=rows + [crossover.row for crossover in crossings] + passing_rows(passed),
         answer=answer(bench, fitting, baseline, crossings) + passing_answer(passed),
-        warnings=warnings + source_warnings(bench, fitting),
+        warnings=warnings + rival_warnings(bench, fitting) + source_warnings(bench, fitting),
         baseline=next((case.axes.label for case in baseline.values()), ""),
         hits=list(dict.fromkeys(f"{c.axes.label}: {c.hits.text}" for c in fitting if c.hits)),
         sources=sources(bench, fitting),

@@ -29,7 +29,7 @@ from simcore.models.served_decoder import ServedDecoder
 from simcore.sim.power import PowerLimit
 from simcore.sim.runs import Run, Setup
 from simcore.sim.simulation import Route
-from simcore.validate.benchmarks.timing import version_of
+from simcore.validate.benchmarks.timing import one_line, version_of
 from simcore.validate.calibration.cuda_host import host_costs
 from simcore.validate.calibration.cuda_power import cap_times
 from simcore.validate.machines.buffers.cuda_served import rehearsal
@@ -40,6 +40,7 @@ from simcore.validate.machines.cuda.states import CardStates
 from simcore.validate.machines.here import operands_of, reported
 from simcore.validate.machines.processes import Apart
 from simcore.validate.timing.allocator import take_memory_in_segments
+from simcore.validate.timing.cuda_times import FAILURES
 from simcore.validate.timing.pace import pace
 from simcore.workload.requests import Request
 
@@ -306,10 +307,16 @@ class RealCard:
         return {**self._in_loops, **traces[0].verbs} if traces else self._in_loops
 
     def cap_times(self, limit: PowerLimit) -> float:
-        """Measures by how much this card's power cap is lower than that of the card of the law."""
+        """Measures by how much this card's power cap is lower than that of the card of the law; 1 where that
+        cannot be measured."""
         self.release()
-        found = cap_times(limit)
-        self.power_cap = f"{1.0 / found:.3f} times that of the card of the profile, by products under load"
+        try:
+            found = cap_times(limit)
+            self.power_cap = (
+                f"{1.0 / found:.3f} times that of the card of the profile, by products under load"
+            )
+        except FAILURES as error:
+            found, self.power_cap = 1.0, f"not measured: {one_line(error)}"
         _collect()
         return found
 

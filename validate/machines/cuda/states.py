@@ -46,6 +46,7 @@ from simcore.validate.machines.buffers.cuda_decoder import (
 from simcore.validate.machines.buffers.cuda_long_convolution import CardLongConvolutionState
 from simcore.validate.machines.buffers.cuda_prompts import CardPromptState
 from simcore.validate.machines.buffers.cuda_served import (
+    ALONE,
     SEQUENCES,
     WITH_PROMPTS,
     Cache,
@@ -234,6 +235,8 @@ def check_card_runs(scenario: Scenario, where: str) -> None:
         return
     if isinstance(scenario, PromptScenario):
         check_prompts(scenario, where, "a card")
+        if max(scenario.batch) > ALONE[-1]:
+            raise InputError(f"{where}: batch: is {max(scenario.batch):,}; --on cuda runs 1 to {ALONE[-1]:,}")
         return
     if isinstance(scenario, ServingScenario):
         _check_serving(scenario, where)
