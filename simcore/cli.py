@@ -601,7 +601,7 @@ def models() -> None:
             f"{_count(config.parameters)} weights, {config.layers} layers, hidden {config.hidden},"
             f" {config.q_heads} heads, {config.kv_heads} KV heads"
             + (f", {config.limit.tokens:,} tokens" if config.limit else "")
-            + (f", states of {config.state_bytes / 2**20:.0f} MiB a sequence" if config.linear else "")
+            + (f", states of {config.state_bytes / 2**20:.3g} MiB a sequence" if config.linear else "")
         )
         typer.echo(terminal.listing(name, text, 18))
 
