@@ -38,7 +38,7 @@ from simcore.validate.machines.cuda.states import CardStates, check_card_runs
 from simcore.workload.requests import END, REQUESTS, Batch, Journal, Request
 from tests.fake_card import FakeCudaApi
 from tests.test_linear_torch import HYBRID, METHODS, RETNET, TRANSNORMER, answer, plain
-from tests.thorough import first, slow
+from tests.thorough import first, slow, thorough
 
 HAS_GPU = torch.cuda.is_available()
 KINDS = [
@@ -172,9 +172,9 @@ PROMPT = {
 }  # fmt: skip
 
 
-@slow
+@thorough
 @pytest.mark.skipif(HAS_GPU, reason="the interpreter is for machines without a CUDA device")
-@pytest.mark.parametrize("cases", first(1, [(["lightning"], [20]), (["lightning", "vanilla"], [20, 33])]))
+@pytest.mark.parametrize("cases", [(["lightning"], [20]), (["lightning", "vanilla"], [20, 33])])
 def test_a_study_of_prompts_runs_on_a_card(hurried: None, cases: tuple[list[str], list[int]]) -> None:
     """Each method and length is captured before the runs that count."""
     del hurried

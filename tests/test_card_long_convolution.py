@@ -129,7 +129,7 @@ def test_launches_of_several_positions_give_the_same(
 
 @pytest.mark.skipif(HAS_GPU or not ONE_BY_ONE, reason="for Triton's interpreter")
 @pytest.mark.parametrize("name", ["lazy", "fractal"])
-@pytest.mark.parametrize("several", [1, 4])
+@pytest.mark.parametrize("several", first(1, [4, 1]))
 def test_steps_in_one_launch_give_the_same_by_their_kernel(
     name: str, several: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

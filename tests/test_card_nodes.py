@@ -102,15 +102,15 @@ def test_a_step_is_that_of_the_later_tokens(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_verbs_cost_what_the_place_says_unless_the_scenario_does() -> None:
-    def latency_s(place: dict[str, float], scenario: dict[str, float]) -> float:
-        parts = assemble(
-            parse_scenario({**DECODE, "overheads": scenario}, "x"), "x", Place("replay", overheads=place)
-        )
+    def latency_s(place: dict[str, float], scenario: dict[str, float], tokens: int = 1) -> float:
+        document = {**DECODE, "overheads": scenario, "tokens": tokens}
+        parts = assemble(parse_scenario(document, "x"), "x", Place("replay", overheads=place))
         rows = parts.study.run(lambda *_: None).rows
         return next(float(row.value) for row in rows if row.metric == "token_latency_s" and row.value)
 
     none = {"launch_s": 0.0, "return_s": 0.0}
     launches = latency_s({**none, "launch_s": 1e-6}, {}) - latency_s(none, {})
-    # Of two tokens the second one is launched while the first is computed.
-    assert launches == pytest.approx(1e-6 / 2)
+    assert launches == pytest.approx(1e-6)
+    # Of two tokens the second one counts, and is launched while the first is computed.
+    assert latency_s({**none, "launch_s": 1e-6}, {}, 2) == pytest.approx(latency_s(none, {}, 2), rel=1e-12)
     assert latency_s({**none, "launch_s": 1e-6}, {"launch_s": 0.0}) == latency_s(none, {"launch_s": 0.0})
