@@ -37,7 +37,7 @@ from simcore.validate.machines.cuda.runs import CardInstance, RealCard, card_ins
 from simcore.validate.machines.cuda.states import CardStates
 from simcore.validate.machines.here import CpuInstance
 from simcore.validate.machines.processes import Apart, ProcessRun
-from simcore.validate.machines.workers import Maker, WorkerError, _unpriced
+from simcore.validate.machines.workers import LEAVING_S, Maker, Pool, Worker, WorkerError, _unpriced
 from simcore.validate.timing.allocator import memory_for_others
 from simcore.validate.timing.pace import Pace
 from simcore.workload.requests import END, REQUESTS, Batch, Journal, Request
@@ -368,6 +368,20 @@ def test_whatever_ends_a_run_ends_its_processes(
         time.sleep(0.05)
     assert not others_in_group(process.pid)
     assert not (tmp_path / "runs").exists() or not any((tmp_path / "runs").glob("*/cpu"))
+
+
+def test_an_interrupt_while_weights_are_sent_waits_for_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that still imports reads nothing, and would be given LEAVING_S."""
+
+    def interrupted(self: Worker, said: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Worker, "send", interrupted)
+    begun_s = time.perf_counter()
+    with pytest.raises(KeyboardInterrupt):
+        Pool(CpuInstance, None, [(0, "instance 0")])
+    assert time.perf_counter() - begun_s < LEAVING_S
+    assert not active_children()
 
 
 def test_more_processes_than_a_machine_holds_are_refused() -> None:

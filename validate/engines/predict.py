@@ -42,7 +42,8 @@ FITTED_SHARE = 1.0 / 3.0
 # From so many times what a right simulation is off by, an error counts by its size and not by its square:
 # some rows cannot be true.
 HUBER = 2.0
-# Fewer rows, of two figures each, tell only what steps take, and by how much prompts are late.
+# Fewer rows, of two figures each, tell only what steps take, and by how much prompts are late; one row tells
+# the former alone.
 FEWEST, OF_STEPS = 7, ("step_s", "sequence_s")
 # Tasks that a process is given at a time, so that none works long after the others.
 AT_A_TIME = 12
@@ -261,7 +262,9 @@ def fitted(chosen: Mapping[str, Sequence[Row]], profile: str, jobs: int | None =
 def _names(rows: Sequence[Row]) -> list[str]:
     """Returns the constants that rows of a series determine."""
     told = told_apart(rows)
-    return [*told] if len(rows) >= FEWEST else [*(name for name in OF_STEPS if name in told), LATE]
+    if len(rows) >= FEWEST:
+        return [*told]
+    return [*(name for name in OF_STEPS if name in told), *[LATE] * (len(rows) > 1)]
 
 
 def host_for(row: Row, chosen: Mapping[str, Sequence[Row]], hosts: Mapping[str, HostTime]) -> HostTime:

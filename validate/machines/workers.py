@@ -319,7 +319,8 @@ class Pool:
             for worker in self.workers.values():
                 worker.send(weights)
         except BaseException:
-            self.close()
+            # One that still imports would be waited for, and reads half a message.
+            self.close(leaving_s=0.0)
             raise
 
     def begin(self, begins: Mapping[tuple[int, str], Begin]) -> None:
@@ -344,13 +345,15 @@ class Pool:
         for pipe in select(list(by_pipe), [], [], timeout_s)[0]:
             yield by_pipe[pipe], by_pipe[pipe].receive()
 
-    def close(self) -> None:
-        """Ends all workers: those that do not end soon are killed."""
+    def close(self, leaving_s: float = LEAVING_S) -> None:
+        """Ends all workers: those that have not ended by themselves in so many seconds are killed. With 0
+        they are not asked to."""
         for worker in self.workers.values():
             with suppress(OSError):
-                worker.pipe.send(None)
+                if leaving_s:
+                    worker.pipe.send(None)
             worker.pipe.close()
-        until_s = time.perf_counter() + LEAVING_S
+        until_s = time.perf_counter() + leaving_s
         for worker in self.workers.values():
             worker.process.join(max(0.0, until_s - time.perf_counter()))
             if worker.process.is_alive():
