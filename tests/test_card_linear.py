@@ -203,6 +203,11 @@ def test_what_a_card_does_not_compute_of_prompts_is_one_line() -> None:
     model = ServedDecoder(narrow, dtypes=F32)
     with pytest.raises(ValueError, match="values narrower than its keys"):
         CardServedState(model, None, Cache(model, 40, 9, 1, 1, SEED, "cpu"), 1)  # type: ignore[arg-type]
+    wide = ServedDecoder(replace(RETNET, linear=LinearMixer(4, 4, 512, 512)), dtypes=F32)
+    with pytest.raises(
+        ValueError, match=r"q and k have at most 256 columns, v 1024; here they have 512 and 512"
+    ):
+        CardServedState(wide, None, Cache(wide, 40, 9, 1, 1, SEED, "cpu"), 1)  # type: ignore[arg-type]
     exact = ServedDecoder(RETNET, dtypes=F64)
     with pytest.raises(ValueError, match="keeps them in fp32, not in fp64"):
         CardServedState(exact, None, Cache(exact, 40, 9, 1, 1, SEED, "cpu"), 1)  # type: ignore[arg-type]

@@ -28,9 +28,8 @@ from simcore.kernels.linear_attention.triton_chunked import NARROW, WIDE, what_i
 from simcore.kernels.linear_attention.triton_step import config_for, step_kernel
 from simcore.kernels.linear_attention.triton_tensors import (
     FORMATS,
-    WIDEST,
-    WIDEST_VALUES,
     Sizes,
+    check_widths,
     log_decay,
     padded,
     store_tile,
@@ -57,9 +56,7 @@ def _sizes(
         if x.dim() != 3 or x.stride(-1) != 1 or x.dtype not in FORMATS or x.dtype != q.dtype:
             raise ValueError(f"{name} has to be [rows, heads, columns], rows contiguous, not {kind(x)}")
     (rows, heads, rank), kv_heads, dim = q.shape, k.shape[1], v.shape[-1]
-    if rank > WIDEST or dim > WIDEST_VALUES:
-        most = f"q and k have at most {WIDEST} columns, v {WIDEST_VALUES}"
-        raise ValueError(f"{most}; here they have {rank} and {dim}")
+    check_widths(rank, dim)
     check_like("k", k, (rows, kv_heads, rank), q.dtype)
     check_like("v", v, (rows, kv_heads, dim), q.dtype)
     if heads % kv_heads:

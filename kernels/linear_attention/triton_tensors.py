@@ -54,6 +54,13 @@ def padded(columns: int) -> int:
     return max(16, int(triton.next_power_of_2(columns)))
 
 
+def check_widths(rank: int, dim: int) -> None:
+    """Raises ValueError for heads that are wider than kernels take: q and k of `rank` columns, v of `dim`."""
+    if rank > WIDEST or dim > WIDEST_VALUES:
+        most = f"q and k have at most {WIDEST} columns, v {WIDEST_VALUES}"
+        raise ValueError(f"{most}; here they have {rank} and {dim}")
+
+
 def sizes_of(q: Tensor, k: Tensor, v: Tensor, decay: Tensor | None) -> Sizes:
     """Returns the sizes of q [batch, q_heads, length, rank], k [batch, kv_heads, length, rank] and v [..,
     dim], decay [kv_heads]. Raises ValueError naming the tensor that does not fit."""

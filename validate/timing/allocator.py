@@ -9,8 +9,7 @@ in memory that was taken once, as in a service, or that was mapped piece by piec
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from math import ceil
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -34,19 +33,13 @@ def take_memory_in_segments() -> str:
 
 
 @contextmanager
-def memory_for_others(total_bytes: float = 0, device: torch.device | str = "cuda") -> Iterator[None]:
+def memory_for_others() -> Iterator[None]:
     """Inside, a card's memory is taken in blocks that another process can open by a handle (CUDA IPC); memory
-    in segments would need rights over that process. Then as `take_memory_in_segments`. The first
-    `total_bytes` are one block, if there is so much: 16 processes that each opened the hundreds of blocks of
-    an 8B model were told that memory was out, with most of it free."""
+    in segments would need rights over that process. Then as `take_memory_in_segments`."""
     ours = sys.platform == "linux" and not any(name in os.environ for name in SETTINGS)
     if ours:
         _set(IN_BLOCKS)
     try:
-        if total_bytes:
-            with suppress(torch.OutOfMemoryError):
-                # Given back at once, it is what the allocator cuts from.
-                torch.empty(ceil(total_bytes), dtype=torch.uint8, device=device)
         yield
     finally:
         if ours:

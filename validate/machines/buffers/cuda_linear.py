@@ -17,7 +17,7 @@ from simcore.kernels.decoder.activation import activation
 from simcore.kernels.decoder.norm import norm
 from simcore.kernels.decoder.rotary import rotary
 from simcore.kernels.linear_attention.triton_served import served_chunks, served_step
-from simcore.kernels.linear_attention.triton_tensors import WIDEST, WIDEST_VALUES
+from simcore.kernels.linear_attention.triton_tensors import check_widths
 from simcore.models.decoder_config import DecoderConfig
 from simcore.ops.op import Op
 from simcore.validate.machines.buffers.linear import LinearPart
@@ -38,9 +38,7 @@ class CardLinear:
         own = self.part.own
         if own.inputs == "rotary" and own.value_dim < own.key_dim:
             raise ValueError(f"{config.name} has values narrower than its keys")
-        if max(map(own.rank, config.layer_mixers)) > WIDEST or own.value_dim > WIDEST_VALUES:
-            most = f"q and k of at most {WIDEST} columns a head, values of {WIDEST_VALUES}"
-            raise ValueError(f"--on cuda: {config.name} has wider heads than a card's kernels: {most}")
+        check_widths(max(map(own.rank, config.layer_mixers)), own.value_dim)
         if dtype == torch.float64:
             raise ValueError(f"{config.name} has states: a card keeps them in fp32, not in fp64")
         self.take(torch.zeros(batch, own.projected, dtype=dtype, device=device))

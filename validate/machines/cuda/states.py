@@ -171,8 +171,7 @@ class CardStates:
     def weights_for_others(self, model: ServedDecoder) -> Weights:
         """Returns the weights of a model on one rank, in memory that other processes see."""
         self.forget()
-        # Some more, for what is drawn in a wider format before it is rounded.
-        with memory_for_others(1.1 * model.weight_bytes, self.device):
+        with memory_for_others():
             ((found,),) = self._weights_of(model, 1, "for others")
         return found
 
