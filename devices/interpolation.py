@@ -40,7 +40,8 @@ from pydantic.dataclasses import dataclass as checked
 from simcore.devices.fit import Fit, interval, interval_of
 from simcore.devices.prompt_attention import prompt_coordinates, work_over_floor
 from simcore.input.files import Count, InputError
-from simcore.ops.op import DTYPE_BYTES, Op, Price, Shape, SourceKind
+from simcore.ops.linear_layer import PROMPTS
+from simcore.ops.op import DTYPE_BYTES, Op, Price, Shape, SourceKind, prompts
 
 # A shape that differs from every measured one by more than this factor in some dimension is not between them.
 FAR = 8.0
@@ -55,6 +56,7 @@ CHUNKS = {
     "linear_attention_lightning": 64,
     "linear_attention_causal_dot_product": 64,
     "linear_attention_fleet": 16,
+    PROMPTS: 64,
 }
 # Share of a partial chunk's time that scales with its rows, since only existing rows are read and written.
 ROWS_SHARE = {"linear_attention_lightning": 0.25, "linear_attention_causal_dot_product": 0.25}
@@ -140,6 +142,9 @@ def coordinates(kind: str, shape: Mapping[str, int]) -> Mapping[str, int]:
     {'head_dim': 128, 'context': 1024, 'pairs': 32, 'group': 4}
     >>> dict(coordinates("gate", {"rows": 7, "channels": 64}))
     {'rows': 7, 'channels': 64, 'left_over': 4}
+    >>> two = {"tokens": 190, "kv_tokens": 190, "pairs": 9120, "heads": 32, "rank": 128, "dim": 128}
+    >>> dict(coordinates("linear_attention_prompts", two))
+    {'rank': 128, 'dim': 128, 'length': 128, 'pairs': 64}
     """
     own = dict(shape)
     if kind in ("decode_attention", "speculative_attention"):
@@ -150,8 +155,8 @@ def coordinates(kind: str, shape: Mapping[str, int]) -> Mapping[str, int]:
             own.pop(name) for name in ("sequences", "kv_tokens", "q_heads", "kv_heads")
         )
         return {**own, "context": tokens // sequences, "pairs": sequences * heads, "group": queries // heads}
-    if kind == "prefill_attention":
-        return prompt_coordinates(own)
+    if kind in OF_PROMPTS:
+        return OF_PROMPTS[kind](own)
     if kind == "matmul":
         return {**own, "m": padded_rows(own["m"])}
     if kind.startswith("linear_attention_"):
@@ -160,6 +165,24 @@ def coordinates(kind: str, shape: Mapping[str, int]) -> Mapping[str, int]:
             own["length"] = _begun(own["length"], CHUNKS[kind])
         return {**own, "pairs": batch * heads}
     return {**own, "left_over": own["rows"] % 4 + 1} if kind in BY_FOUR else own
+
+
+def _prompts_in(shape: Mapping[str, int]) -> int:
+    return prompts(shape["tokens"], shape["kv_tokens"], shape["pairs"])
+
+
+def _chunk_coordinates(shape: Mapping[str, int]) -> Mapping[str, int]:
+    """Of a program that goes through all rows of a prompt, whole chunks of them at a time."""
+    count, chunk = _prompts_in(shape), CHUNKS[PROMPTS]
+    length = -(-shape["tokens"] // (count * chunk)) * chunk
+    return {"rank": shape["rank"], "dim": shape["dim"], "length": length, "pairs": count * shape["heads"]}
+
+
+# Kinds with coordinates of their own.
+OF_PROMPTS: Mapping[str, Callable[[Mapping[str, int]], Mapping[str, int]]] = {
+    "prefill_attention": prompt_coordinates,
+    PROMPTS: _chunk_coordinates,
+}
 
 
 def operand_bytes(kind: str, shape: Mapping[str, int]) -> int | None:
@@ -223,6 +246,9 @@ def whole_tiles(kind: str, shape: Mapping[str, int]) -> float:
         return work_over_floor(shape)
     if kind == "matmul" and shape["m"] > MANY_ROWS:
         return coordinates(kind, shape)["m"] / shape["m"]
+    if kind == PROMPTS:
+        each = shape["tokens"] // _prompts_in(shape)
+        return _chunked_work(kind, {**shape, "length": each, "states": 1})
     return _chunked_work(kind, shape) if kind in CHUNKS else 1.0
 
 

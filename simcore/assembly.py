@@ -74,7 +74,7 @@ class Parts:
     """A scenario put together. `described`: device, link, profile and number formats, for the provenance;
     `price`: makes the pricer of the device alone, without the prices of a place; `scenario`: as it runs,
     with the fields of its engines written out; `notes`: notes on how the model was read; `power`: the law of
-    the power cap of a service's one device, if it is known."""
+    the power cap of the one device of a service or of whole prompts, if it is known."""
 
     study: Study
     warnings: list[str]
@@ -364,11 +364,7 @@ def _on_device(scenario: Scenario, where: str, device: DeviceInUse, place: Place
     hardware = replace(hardware, price=_all_in_graphs(hardware.price, in_graph_s))
     described = _described(device, link, _formats(hardware.dtypes), hardware.overheads, link_name)
     warnings += _check_power(where, scenario, device, hardware.power)
-    described["power_cap"] = hardware.power and {
-        **asdict(cast(Any, hardware.power)),
-        "measured_on": device.measured_on.name,
-        "formats": sorted(FORMATS),
-    }
+    described["power_cap"] = _power_described(device, hardware.power)
     if isinstance(scenario, ServingScenario):
         figures = _figures(where, scenario, ServingPublished, spec, warnings, config)
         fitted = _fitted(scenario, device.profile)
@@ -442,6 +438,14 @@ def _operators(where: str, scenario: OperatorScenario, device: DeviceInUse, plac
     single = _single_device(device, place, overheads)
     here = _figures(where, scenario, operators.OperatorPublished, spec, warnings, config)
     described = _described(device, None, scenario.dtype, overheads)
+    power = None
+    if config is not None:
+        # Whole prompts one after another load a card as a service does; one operator hardly for long.
+        power = _power_limit(device, _fits_of(device), place.cap_times)
+        warnings += _check_power(where, scenario, device, power)
+        described["power_cap"] = _power_described(device, power)
+        # Times of the run itself have that in them.
+        single = replace(single, power=power if place.prices is None or place.alone else None)
     study = DeviceStudy(
         operators,
         operators.Bench(scenario, single, spec.processors, config),
@@ -451,7 +455,7 @@ def _operators(where: str, scenario: OperatorScenario, device: DeviceInUse, plac
         joined=operators.each_once,
         notes=operators.errors,
     )
-    return Parts(study, warnings, described, lambda: single.choose, scenario)
+    return Parts(study, warnings, described, lambda: single.choose, scenario, power=power)
 
 
 def _with_states(where: str, scenario: PromptScenario) -> DecoderConfig:
@@ -830,6 +834,13 @@ def _check_power(where: str, scenario: Scenario, device: DeviceInUse, limit: Pow
         says = f"{cap_w:g} W is less than ops take that memory bounds, {limit.others * cap_w:.0f} W"
         return [f"{name}: {says}: they would slow down too, which is not modelled"]
     return []
+
+
+def _power_described(device: DeviceInUse, power: PowerLimit | None) -> dict[str, Any] | None:
+    if power is None:
+        return None
+    law = asdict(cast(Any, power))
+    return {**law, "measured_on": device.measured_on.name, "formats": sorted(FORMATS)}
 
 
 def law_of(power: LimitedPower, times: float = 1.0) -> PowerLimit:

@@ -9,6 +9,7 @@ import pytest
 from simcore.devices.interpolation import TILES
 from simcore.devices.price import roofline
 from simcore.devices.spec import load_device
+from simcore.kernels.linear_attention.layer import ON_A_CARD
 from simcore.kernels.long_convolution.placed_tiles import PLACED
 from simcore.kernels.table import TABLE
 from simcore.ops import op as ops
@@ -192,7 +193,9 @@ def test_sets_of_rows_and_columns_go_round_the_cache(count: int) -> None:
         assert (len(sets) - 1) * 2 * count * 64 * 4 > 1.9 * l2_bytes
 
 
-def test_a_card_runs_rows_columns_and_tiles_at_a_position_and_all_else_by_the_table() -> None:
-    for kind, kernel in ON_CARDS.items():
-        assert kernel.run is (PLACED[kind].run if kind in PLACED else TABLE[kind].run)
+def test_a_card_runs_what_reads_its_place_there_and_all_else_by_the_table() -> None:
     assert {*PLACED} == LINES | TILES
+    assert {*ON_A_CARD} == {"linear_attention_prompts"}
+    for kind, kernel in ON_CARDS.items():
+        wanted = ON_A_CARD[kind].run if kind in ON_A_CARD else TABLE[kind].run
+        assert kernel.run is (PLACED[kind].run if kind in PLACED else wanted)

@@ -28,7 +28,7 @@ from simcore.validate.machines.cuda.states import CardStates, check_card_runs
 from simcore.validate.timing.precompile import launched
 from tests.fake_card import FakeCudaApi
 from tests.test_torch_decoder import GQA
-from tests.thorough import first
+from tests.thorough import first, slow
 
 HAS_GPU = torch.cuda.is_available()
 emulated = pytest.mark.skipif(HAS_GPU, reason="the interpreter is for machines without a CUDA device")
@@ -157,6 +157,7 @@ def test_captured_ops_are_those_of_the_steps() -> None:
     assert kinds == {op.kind for graph in (model.decode, model.prefill) for op in graph.ops}
 
 
+@slow
 @emulated
 @pytest.mark.filterwarnings("ignore:overflow encountered", "ignore:invalid value encountered")
 def test_a_model_with_states_is_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,7 @@ from simcore.validate.calibration import cuda_steps as card_steps
 from simcore.validate.calibration.cuda_service import Gap
 from tests.fake_card import FakeCudaApi
 from tests.test_torch_decoder import GQA
+from tests.thorough import slow
 
 NODE_S = 6e-7
 NORM = ops.norm("norm", tokens=1, hidden=8, dtype="fp32")
@@ -38,6 +39,7 @@ def test_what_a_step_takes_beyond_its_ops_is_shared_out_among_them() -> None:
     assert found == pytest.approx([NODE_S] * len(card_steps.CASES))
 
 
+@slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter is for machines without a CUDA device")
 def test_steps_are_those_of_the_machine_that_serves(monkeypatch: pytest.MonkeyPatch) -> None:
     # As few as tell the first launch from the last: the interpreter is slow.

@@ -335,7 +335,7 @@ def others_in_group(group: int) -> list[int]:
     ("number", "code", "says"),
     [
         (signal.SIGINT, 130, "interrupted"),
-        (signal.SIGTERM, 143, "told to end"),
+        pytest.param(signal.SIGTERM, 143, "told to end", marks=thorough),
         (signal.SIGKILL, -signal.SIGKILL, ""),
     ],
 )

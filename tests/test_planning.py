@@ -899,7 +899,8 @@ def test_what_fills_in_long_runs_is_overloaded(long: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("question", "kind"), [("devices", "poisson"), ("rate", "poisson"), ("rate", "constant")]
+    ("question", "kind"),
+    [("devices", "poisson"), pytest.param("rate", "poisson", marks=thorough), ("rate", "constant")],
 )
 def test_how_many_requests_a_scenario_has_does_not_move_an_answer(
     tmp_path: Path, question: str, kind: str
@@ -1978,6 +1979,7 @@ def test_what_leaving_out_early_spared_is_never_less_than_nothing() -> None:
     assert "took 6 runs, about 0 fewer than" in note(2)
 
 
+@slow
 def test_a_load_is_kept_up_in_every_question(tmp_path: Path) -> None:
     """60 requests at 100,000 a second are there before the first is answered: no question takes them for such
     a rate, kept up. So there are about as many devices as the rate of one goes into it: a queue that hardly

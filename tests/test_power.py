@@ -26,13 +26,13 @@ from simcore.input.files import InputError
 from simcore.machine import laws
 from simcore.machine.machine import Machine, Overheads, Program
 from simcore.machine.trace import PricedOp
-from simcore.ops.op import Floor, Op, Price
+from simcore.ops.op import Floor, Op, Price, sum_of_parts
 from simcore.scenario import parse_scenario
 from simcore.sim.bursts import BurstCost, Piece
 from simcore.sim.clock import Clock
 from simcore.sim.contention import Demand, Rates, alone, max_min_rates
 from simcore.sim.graph_pricer import End, GraphPricer
-from simcore.sim.power import FORMATS, Load, PowerLimit
+from simcore.sim.power import FORMATS, Load, PowerLimit, arithmetic_share
 from simcore.sim.runs import Run, Setup, span_by_span
 from simcore.sim.segments import Segment, slower
 from simcore.sim.simulation import Simulation
@@ -50,7 +50,7 @@ from simcore.validate.calibration.power_fit import (
     series_of,
     steady,
 )
-from simcore.validate.ladder.climb import climb
+from simcore.validate.ladder.climb import OpTimes, climb
 from simcore.validate.ladder.rungs import load_bounds
 from simcore.validate.machines.here import Real
 from simcore.validate.program import write_csv
@@ -340,13 +340,56 @@ def test_only_what_comes_after_arithmetic_leaves_later() -> None:
     put = sends("s", 1, signal="go").publishes[0]
     whole = Segment(
         (memory, product, memory), 3.0, Demand(0.5, 0.5), False, ((1.0, put), (1.5, put), (2.5, put)), 1.0,
-        frozenset([id(product)]),
+        {id(product): 1.0},
     )  # fmt: skip
     found = slower(whole, 1.2)
     assert [each.price.seconds for each in found.ops] == pytest.approx([1.0, 1.2, 1.0])
     assert (found.seconds, found.arithmetic_s) == pytest.approx((3.2, 1.2))
     assert [at_s for at_s, _ in found.publications] == pytest.approx([1.0, 1.6, 2.7])
     assert found.demand == whole.demand
+    # Slowed down in two steps, and an op of which half is arithmetic.
+    twice = slower(slower(replace(whole, bound={id(product): 0.5}, arithmetic_s=0.5), 1.2), 1.5)
+    assert twice.ops[1].price.seconds == pytest.approx(0.5 + 0.5 * 1.2 * 1.5)
+    assert twice.arithmetic_s == pytest.approx(0.5 * 1.2 * 1.5)
+
+
+def test_the_arithmetic_of_a_fused_op_is_that_of_its_parts() -> None:
+    memory, product = (toys(name, 100, compute=share).ops[0] for name, share in (("m", 0), ("p", 90)))
+    one = Op("fused", "fused", product.shape, product.dtype, sum_of_parts, "", (memory, product, product))
+    floor = toy_roofline(product).of(toy_price(product))
+
+    def price(op: Op) -> Price:
+        return replace(toy_price(op), seconds={"m": 3.0, "p": 1.0}[op.name[0]])
+
+    assert arithmetic_share(one, floor, price, toy_roofline) == pytest.approx(0.4)
+    # What crosses a link is one whole.
+    assert arithmetic_share(replace(one, axis="tensor"), floor, price, toy_roofline) == 1.0
+    assert arithmetic_share(product, toy_roofline(product).of(price(product)), price, toy_roofline) == 1.0
+
+
+@pytest.mark.parametrize("model", ["hybrid-8b", "toy-retnet-1.3b"])
+def test_long_prompts_one_after_another_take_as_long_as_the_law_says(model: str) -> None:
+    """f = factor(a, 1 - a) with a = f x / (1 + (f - 1) x), x being the share of arithmetic at rest: within
+    1 %, as the first of several launches begins at rest."""
+    document = {
+        "name": "prompts", "study": "prompt", "device": "h200-sxm", "model": model, "dtype": "bf16",
+        "methods": ["lightning"], "length": [30000],
+    }  # fmt: skip
+    study = assemble(parse_scenario(document, "here"), "here").study
+    assert isinstance(study, DeviceStudy)
+    bench = study.bench
+    (case,), limit = bench.cases(), bench.device.power
+    op, price, floor = bench.op(case), bench.device.price, bench.device.roofline
+    rest_s = price(op).seconds
+    share = arithmetic_share(op, floor(op).of(price(op)), price, floor)
+    factor = 1.0
+    for _ in range(100):
+        busy = factor * share / (1.0 + (factor - 1.0) * share)
+        factor = limit.factor(busy, 1.0 - busy)
+    assert (0.5 < share < 0.95, factor > 1.02) == (True, True)
+    wanted_s = rest_s * (1.0 + (factor - 1.0) * share)
+    assert bench.run(case).latency_s == pytest.approx(wanted_s, rel=0.01)
+    assert bench.seconds(case) == pytest.approx(bench.run(case).latency_s)
 
 
 @pytest.mark.parametrize(("end", "times"), [("value", 1.0), ("low", 0.5), ("high", 3.0)])
@@ -546,7 +589,7 @@ def test_a_service_is_predicted_for_the_card_that_runs_it() -> None:
     scenario = parse_scenario(given_, "here")
     found = climb(
         scenario, "here", on="cuda", repeats=1, bounds=load_bounds("h200-sxm"), progress=lambda *_: None,
-        real=Capped(), device="h200-sxm",
+        real=Capped(), ops=lambda traces, price, floor, progress: OpTimes([], price), device="h200-sxm",
     )  # fmt: skip
     half = {"base": "h200-sxm", "change": {"board_power_w": {"times": 0.5}}}
     (row,) = [row for row in found.comparison if row["metric"] == "e2e_mean_s"]

@@ -15,6 +15,8 @@ from simcore.kernels.linear_attention.triton_served import (
     served_chunks,
     served_step,
 )
+from simcore.ops.linear_layer import linear_attention_prompts
+from simcore.validate.timing.card_kernels import ON_CARDS
 from tests.thorough import first
 
 HAS_GPU = torch.cuda.is_available()
@@ -151,6 +153,26 @@ def test_where_a_sequence_is_cut_does_not_matter(
     rounding = torch.finfo(dtype).eps
     assert off(parts.out, whole.out.double()) <= 0.1 * rounding
     assert off(parts.states, whole.states.double()) <= 1e-4
+
+
+@pytest.mark.parametrize("prompts", [1, 3])
+def test_what_a_card_times_of_an_op_is_what_a_step_that_serves_computes(prompts: int) -> None:
+    """Of rows that do not fill a chunk, from the states that are there."""
+    tokens, (heads, _, rank, dim) = prompts * MOST_ROWS + 1, SHAPES[0]
+    pairs = prompts * MOST_ROWS * MOST_ROWS // 2
+    dtype = "bf16" if HAS_GPU else "fp32"
+    op = linear_attention_prompts(
+        tokens=tokens, kv_tokens=tokens, pairs=pairs, heads=heads, rank=rank, dim=dim, dtype=dtype
+    )
+    kernel = ON_CARDS[op.kind]
+    given = Step(*kernel.inputs(op, torch.Generator(DEVICE).manual_seed(1), torch.device(DEVICE)))
+    assert (len(given.slots), int(given.starts[-1])) == (prompts, tokens)
+    assert bool(given.out.isnan().all())
+    exact = given.copy(torch.float64)
+    kernel.reference(op, *exact)
+    assert kernel.run(op, *given) is given.out
+    assert off(given.out, exact.out) <= BOUNDS[given.out.dtype]
+    assert off(given.states, exact.states) <= 2e-4
 
 
 def test_what_does_not_fit_is_named() -> None:

@@ -26,7 +26,7 @@ from simcore.validate.machines.cpu.machine import TorchRun, units
 from simcore.validate.machines.state import State
 from simcore.workload.requests import END
 from tests.programs import RandomProgram, meet, random_programs, sends, toy, toy_price, toys
-from tests.thorough import examples
+from tests.thorough import examples, slow
 
 torch.set_num_threads(1)
 fixed = settings(derandomize=True, database=None)
@@ -436,6 +436,7 @@ def test_who_asked_first_is_given_first_and_streams_take_turns() -> None:
     assert [s.graph for s in run.trace.spans] == ["a", "b"] * 3
 
 
+@slow
 def test_after_a_sleep_a_path_begins_with_what_came() -> None:
     def program(m: Machine) -> Program:
         yield m.wait(m.launch(A))

@@ -9,6 +9,8 @@ A state is fp32, or fp64 beside numbers in fp64: [heads, rank, dim] of each sequ
 """
 
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from math import nan
 
 import torch
 from torch import Tensor
@@ -18,8 +20,9 @@ from simcore.kernels.kernel import Kernel, Run, dtype_of
 from simcore.kernels.linear_attention.dispatch import by_tensors, step_by_tensors
 from simcore.kernels.linear_attention.lightning import lightning
 from simcore.kernels.linear_attention.step import step
+from simcore.kernels.linear_attention.triton_served import reference_served_chunks, served_chunks
 from simcore.ops.linear_attention import linear_attention
-from simcore.ops.linear_layer import prompts_of
+from simcore.ops.linear_layer import PROMPTS, prompts_of
 from simcore.ops.op import Op
 
 _CHUNKED = by_tensors("lightning", lightning)
@@ -73,6 +76,18 @@ def _each(
     return torch.cat(outputs)
 
 
+def _served(op: Op, *tensors: Tensor) -> Tensor:
+    """As a step that serves computes prompts; see `served_chunks`."""
+    del op
+    return served_chunks(*tensors)
+
+
+def _reference_served(op: Op, *tensors: Tensor) -> Tensor:
+    del op
+    reference_served_chunks(*tensors)
+    return tensors[-1]
+
+
 def lrpe(op: Op, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Returns [tokens, heads, 2 d] of x, cos and sin [tokens, heads, d]."""
     del op
@@ -112,12 +127,29 @@ def _decode_inputs(op: Op, generator: torch.Generator, device: torch.device) -> 
     return *rows, *_states(op, op["batch"], generator, device)
 
 
-def _prompt_inputs(op: Op, generator: torch.Generator, device: torch.device) -> tuple[Tensor, ...]:
+def _tokens_of(op: Op) -> list[int]:
+    """Returns the tokens of each prompt."""
     count = prompts_of(op)
     least, more = divmod(op["tokens"], count)
-    states, decay = _states(op, count, generator, device)
-    now = torch.tensor([least + (i < more) for i in range(count)])
-    return *_rows(op, op["tokens"], generator, device), states, now, decay
+    return [least + (i < more) for i in range(count)]
+
+
+def _prompt_inputs(op: Op, generator: torch.Generator, device: torch.device) -> tuple[Tensor, ...]:
+    now = _tokens_of(op)
+    states, decay = _states(op, len(now), generator, device)
+    return *_rows(op, op["tokens"], generator, device), states, torch.tensor(now), decay
+
+
+def _served_inputs(op: Op, generator: torch.Generator, device: torch.device) -> tuple[Tensor, ...]:
+    """Prompts that have a state, of a token before."""
+    now = _tokens_of(op)
+    states, decay = _states(op, len(now), generator, device)
+    slots = torch.arange(len(now), dtype=torch.int32)
+    starts = torch.tensor([0, *accumulate(now)], dtype=torch.int32)
+    lengths = torch.tensor(now, dtype=torch.int32) + 1
+    q, k, v = _rows(op, op["tokens"], generator, device)
+    where = (each.to(device) for each in (slots, starts, lengths))
+    return q, k, v, states, *where, decay, torch.full_like(q[..., :1], nan).repeat(1, 1, op["dim"])
 
 
 def _wide(op: Op, generator: torch.Generator, device: torch.device) -> tuple[Tensor]:
@@ -140,3 +172,5 @@ LAYER: Mapping[str, Kernel] = {
     "silu": Kernel(silu, silu, _wide),
     "product": Kernel(product, product, _two_wide),
 }
+# What a card launches for an op in place of the table's function, which asks the device for the prompts.
+ON_A_CARD: Mapping[str, Kernel] = {PROMPTS: Kernel(_served, _reference_served, _served_inputs)}

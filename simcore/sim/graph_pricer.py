@@ -35,7 +35,7 @@ from simcore.sim.bursts import (
     lines,
     pieces_of,
 )
-from simcore.sim.power import bound_by_arithmetic
+from simcore.sim.power import arithmetic_share
 
 End = Literal["value", "low", "high"]
 ENDS: tuple[End, ...] = get_args(End)
@@ -190,8 +190,7 @@ class PricedGroups:
             value_s, low_s, high_s = value_s + taken[0], low_s + taken[1], high_s + taken[2]
             memory_s += count * floor.memory_s
             compute_s += count * floor.compute_s
-            if bound_by_arithmetic(op, floor):
-                bound_s += taken[0]
+            bound_s += arithmetic_share(here, floor, self._price, self._roofline) * taken[0]
             # An assumed price may be faster than the datasheet allows (law 6).
             if price.source != "assumed":
                 least_s += count * floor.seconds

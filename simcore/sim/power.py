@@ -22,7 +22,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import exp
 
-from simcore.ops.op import Floor, Op
+from simcore.ops.op import Floor, Op, Pricer, Roofline
 
 # Dynamic power over clock: clock times voltage squared.
 EXPONENT = 3.0
@@ -41,6 +41,25 @@ Begun = tuple[float, float]
 def bound_by_arithmetic(op: Op, floor: Floor) -> bool:
     """Whether the clock of the card decides how long an op takes."""
     return floor.compute_s > floor.memory_s and op.dtype in FORMATS
+
+
+def arithmetic_share(op: Op, floor: Floor, price: Pricer, roofline: Roofline) -> float:
+    """The share of an op's time that the clock of the card decides; of a fused op by its parts, unless it
+    crosses a link, or memory bounds it as a whole."""
+    bound = bound_by_arithmetic(op, floor)
+    if not bound or op.axis or not op.parts:
+        return float(bound)
+    whole_s = bound_s = 0.0
+    known: dict[int, tuple[float, float]] = {}
+    for part in op.parts:
+        if id(part) not in known:
+            cost = price(part)
+            share = bound_by_arithmetic(part, roofline(part).of(cost))
+            known[id(part)] = cost.seconds, cost.seconds if share else 0.0
+        seconds, of_arithmetic_s = known[id(part)]
+        whole_s += seconds
+        bound_s += of_arithmetic_s
+    return bound_s / whole_s if whole_s > 0.0 else 0.0
 
 
 @dataclass(frozen=True, slots=True)

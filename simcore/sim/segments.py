@@ -9,19 +9,20 @@ segment keeps busy while it runs alone (contention.py).
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 
 from simcore.machine.trace import PricedOp
 from simcore.ops.op import Floor, Graph, Op, Pricer, Publication, Roofline
 from simcore.sim.contention import Demand
-from simcore.sim.power import bound_by_arithmetic
+from simcore.sim.power import arithmetic_share
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Segment:
     """Local ops, or one collective. `publications`: each with the seconds of work after which it leaves;
-    `arithmetic_s`: its seconds in ops that arithmetic bounds (power.py), whose ids are in `bound`."""
+    `arithmetic_s`: its seconds of arithmetic (`power.arithmetic_share`); `bound`: the share of it in each op
+    that has some, by the op's id."""
 
     ops: tuple[PricedOp, ...]
     seconds: float
@@ -29,7 +30,7 @@ class Segment:
     collective: bool
     publications: tuple[tuple[float, Publication], ...]
     arithmetic_s: float = 0.0
-    bound: frozenset[int] = frozenset()
+    bound: Mapping[int, float] = field(default_factory=dict)
 
 
 def slower(segment: Segment, factor: float) -> Segment:
@@ -37,18 +38,21 @@ def slower(segment: Segment, factor: float) -> Segment:
     if not segment.bound:
         return segment
     # Layers repeat the same few objects, and so they do here.
-    longer = {
-        id(priced): replace(priced, price=priced.price.times(factor))
-        for priced in segment.ops
-        if id(priced) in segment.bound
-    }
+    longer: dict[int, PricedOp] = {}
+    bound: dict[int, float] = {}
+    for priced in segment.ops:
+        share = segment.bound.get(id(priced), 0.0)
+        if share > 0.0 and id(priced) not in longer:
+            times = 1.0 + (factor - 1.0) * share
+            here = longer[id(priced)] = replace(priced, price=priced.price.times(times))
+            bound[id(here)] = factor * share / times
     ops = tuple([longer.get(id(priced), priced) for priced in segment.ops])
     before = [0.0, *accumulate([priced.price.seconds for priced in segment.ops])]
     after = [0.0, *accumulate([priced.price.seconds for priced in ops])]
     return Segment(
         ops, after[-1], segment.demand, segment.collective,
         tuple([(_moved(at_s, before, after), each) for at_s, each in segment.publications]),
-        factor * segment.arithmetic_s, frozenset([id(each) for each in longer.values()]),
+        factor * segment.arithmetic_s, bound,
     )  # fmt: skip
 
 
@@ -61,8 +65,8 @@ def _moved(at_s: float, before: list[float], after: list[float]) -> float:
     return after[op] + inside * (after[op + 1] - after[op])
 
 
-# An op at its sizes with its price, its floor, and whether it is a collective.
-Bound = tuple[PricedOp, Floor, bool]
+# An op at its sizes with its price, its floor, whether it is a collective, and its share of arithmetic.
+Bound = tuple[PricedOp, Floor, bool, float]
 
 
 class Cuts:
@@ -134,7 +138,7 @@ class Cuts:
         here: dict[int, Bound] = {}
         for i, op in enumerate(graph.ops):
             found = self._bound(op, sizes, here)
-            priced, _, collective = found
+            priced, _, collective, _ = found
             if collective:
                 if local:
                     yield _local(local, leaving)
@@ -160,19 +164,19 @@ def _bound(op: Op, price: Pricer, roofline: Roofline) -> Bound:
     bare = op.without_place
     cost = price(bare)
     floor = roofline(bare).of(cost)
-    return PricedOp(op, cost, floor.seconds), floor, op.ranks > 1
+    share = arithmetic_share(bare, floor, price, roofline)
+    return PricedOp(op, cost, floor.seconds), floor, op.ranks > 1, share
 
 
 def _local(bound: list[Bound], leaving: list[tuple[float, Publication]]) -> Segment:
-    ops = tuple([priced for priced, _, _ in bound])
+    ops = tuple([priced for priced, _, _, _ in bound])
     seconds = sum([priced.price.seconds for priced in ops])
     if seconds <= 0.0:
         return Segment(ops, 0.0, Demand(0.0, 0.0), False, tuple(leaving))
-    memory = sum([floor.memory_s for _, floor, _ in bound]) / seconds
-    compute = sum([floor.compute_s for _, floor, _ in bound]) / seconds
+    memory = sum([floor.memory_s for _, floor, _, _ in bound]) / seconds
+    compute = sum([floor.compute_s for _, floor, _, _ in bound]) / seconds
     kernels_per_s = sum([priced.op.kernels for priced in ops]) / seconds
     demand = Demand(min(1.0, memory), min(1.0, compute), kernels_per_s=kernels_per_s)
-    by_arithmetic = [priced for priced, floor, _ in bound if bound_by_arithmetic(priced.op, floor)]
-    arithmetic_s = sum([priced.price.seconds for priced in by_arithmetic])
-    ids = frozenset([id(priced) for priced in by_arithmetic])
-    return Segment(ops, seconds, demand, False, tuple(leaving), arithmetic_s, ids)
+    arithmetic_s = sum([share * priced.price.seconds for priced, _, _, share in bound])
+    shares = {id(priced): share for priced, _, _, share in bound if share > 0.0}
+    return Segment(ops, seconds, demand, False, tuple(leaving), arithmetic_s, shares)

@@ -82,7 +82,7 @@ class SingleDevice:
     implementations; `price`: the prices of the run. `in_cache`: prices of ops whose operands are in the L2
     cache, which keeps `stays_bytes` until they are used again; None if not measured. `profile`: the name of
     the fits in use, or None; `rates`: the law by which graphs slow each other down; `start`, `repeats`,
-    `jobs` as in Hardware."""
+    `jobs`, `power` as in Hardware."""
 
     name: str
     price: Pricer
@@ -97,6 +97,7 @@ class SingleDevice:
     start: Start = simulated
     repeats: int = 1
     jobs: int = 1
+    power: PowerLimit | None = None
 
     @property
     def measured(self) -> bool:

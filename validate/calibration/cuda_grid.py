@@ -100,6 +100,9 @@ SLOW_LENGTHS = {
         1024, 1025, 1280, 1281, 1536, 1537, 2048,
     ),
 }  # fmt: skip
+# Prompts of one step that serves, and rows of each, whole chunks.
+SERVED_PROMPTS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 64)
+SERVED_ROWS = (64, 128, 192, 256, 384, 512, 640, 768, 1024, 1536, 2048, 3072, 4096, 8192)
 # Sequences of one token; rows of elementwise ops, with every remainder by four.
 ONE_TOKEN = (1, 2, 3, 4, 6, 8, 12, 16, 17, 20, 24, 32, 33, 48, 64)
 # Tokens of prompts, few and many, and cached tokens before them.
@@ -427,6 +430,19 @@ def _sequence_operators() -> Iterator[Family]:
         "linear_attention_decode", linear_layer.linear_attention_decode, [*LINEAR, RETNET],
         {"batch": ONE_TOKEN}, options=BF16, refined=("batch",), lines=("rank", "dim"),
     )  # fmt: skip
+    yield Family(
+        linear_layer.PROMPTS, _chunks, [LINEAR[0], RETNET],
+        {"prompts": SERVED_PROMPTS, "length": SERVED_ROWS},
+        lines=("rank", "dim"), most={"tokens": MOST_OF_PROMPTS["tokens"]},
+    )  # fmt: skip
+
+
+def _chunks(*, prompts: int, length: int, **shape: int) -> Op:
+    """A chunk of each of so many prompts, all of one length."""
+    tokens, pairs = prompts * length, prompts * length * (length + 1) // 2
+    return linear_layer.linear_attention_prompts(
+        tokens=tokens, kv_tokens=tokens, pairs=pairs, dtype="bf16", **shape
+    )
 
 
 def _linear_attention(method: str) -> Iterator[Family]:

@@ -184,11 +184,15 @@ class Bench:
         return self.results[case]
 
     def seconds(self, case: OperatorAxes) -> float:
-        """Returns the latency of a case that fits, from prices alone; `run` simulates the same."""
+        """Returns the latency of a case that fits, from prices alone; `run` simulates the same. Simulates
+        too where launches slow those down that follow, at the cap of the card's power."""
         if case not in self.prices:
             op, costs = self.op(case), self.device.overheads
-            launch_s = costs.whole_launch_s(op.kernels)
-            self.prices[case] = max(launch_s, costs.begins_s(launch_s) + self.device.price(op).seconds)
+            if self.device.power is not None:
+                self.prices[case] = self._launched(op, self._model(case, op), "").latency_s
+            else:
+                launch_s = costs.whole_launch_s(op.kernels)
+                self.prices[case] = max(launch_s, costs.begins_s(launch_s) + self.device.price(op).seconds)
         return self.prices[case]
 
     def trace(self, case: OperatorAxes) -> Trace:
@@ -207,6 +211,7 @@ class Bench:
             device.price,
             device.roofline,
             device.overheads,
+            power=device.power,
             case=name,
             title=title,
             warmup_launches=UNCOUNTED,
