@@ -28,8 +28,9 @@ from simcore.machine import laws
 from simcore.machine.machine import Overheads
 from simcore.models.decoder import Dtypes, Style
 from simcore.models.decoder_config import DecoderConfig, load_config
-from simcore.models.mixers import SLIDING
+from simcore.models.mixers import SLIDING, STATEFUL
 from simcore.models.number_formats import format_notes, format_warnings, number_formats
+from simcore.models.prompt import ORIGINAL
 from simcore.ops.op import MULTIPLIED_AS, Op, Price, Pricer
 from simcore.scenario import Scenario
 from simcore.sim.contention import Rates, max_min_rates, shared_reads
@@ -464,6 +465,9 @@ def _with_states(where: str, scenario: PromptScenario) -> DecoderConfig:
     config = _model(where, scenario.model)
     if config.linear is None:
         raise InputError(f"{where}: model: {config.name} has no layer of linear attention")
+    if ORIGINAL in scenario.methods and not {*config.layer_mixers} <= {*STATEFUL}:
+        only = "published code is of RetNet and of TransNormerLLM, whose layers are all linear"
+        raise InputError(f"{where}: methods: {ORIGINAL} is none of {config.name}: {only}")
     layers = scenario.layers or config.layers
     if layers > config.layers:
         raise InputError(f"{where}: layers: is {layers}; {config.name} has {config.layers}")

@@ -542,6 +542,40 @@ def test_an_item_waits_for_the_replay_that_runs_and_for_no_further_one(
         assert max(gaps_s) < 0.05 * Busy.TOOK_S
 
 
+class Held(Busy):
+    """One whose host needs QUEUES_S to queue a stretch, and once a millisecond more."""
+
+    QUEUES_S, HELD_S, AT = 2.5e-4, 1e-3, 20
+
+    def __init__(self, ours: Clock) -> None:
+        super().__init__(ours)
+        self.queued = 0
+
+    def run(self, stream: Any, call: Callable[[], object]) -> None:
+        self.queued += 1
+        self.time.sleep(self.QUEUES_S + (self.HELD_S if self.queued % self.AT == 0 else 0.0))
+        super().run(stream, call)
+
+
+def test_a_host_that_was_held_up_once_is_late_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The gap before one replay is none of its time: else each that follows would be queued as late."""
+    ours = Clock()
+    for module in (host_side, cuda_api):
+        monkeypatch.setattr(module, "time", ours)
+    api = Held(ours)
+    card = Card([ToyCard(api)], api)
+
+    def program(m: Machine) -> Program:
+        yield m.wait(m.launch(A, repeat=10**6, until="fed"))
+        assert len(m.poll("fed")) == 1
+
+    for run in run_twice(card, program, feed={(0, "fed"): [(100.5 * Busy.TOOK_S, "item")]}):
+        spans = sorted(run.trace.spans, key=lambda span: span.start_s)
+        late = [b for a, b in pairwise(spans) if b.start_s - a.end_s > 0.02 * Busy.TOOK_S]
+        assert len(spans) >= 95
+        assert len(late) in (4, 5)
+
+
 class Beside(Busy):
     """One whose streams run at once: stretches on "side" take SIDE of TOOK_S, others LONGER beside them."""
 

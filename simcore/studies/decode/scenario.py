@@ -178,6 +178,9 @@ class DecodeScenario(Common):
     def _consistent(self) -> "DecodeScenario":
         own = ((i, strategy) for i, strategy in enumerate(self.strategies) if is_own(strategy.kind))
         check_labels(own, own_label)
+        if self.crossover and not any(isinstance(each, AlSpec | AlSpecPipelined) for each in self.strategies):
+            needed = "alspec or alspec_pipelined is needed among the strategies"
+            raise FieldError("crossover", f"is where ALSpec passes tensor parallelism: {needed}")
         if self.part == "model":
             return self
         for i, strategy in enumerate(self.strategies):

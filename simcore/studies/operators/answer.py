@@ -6,6 +6,7 @@ from itertools import combinations
 from statistics import median
 from typing import Any
 
+from simcore.ops.op import SourceKind
 from simcore.studies.common import OperatorAxes, Standing, ranged
 from simcore.studies.operators.crossovers import Lead, leads, not_ranked, ranked, settings
 from simcore.studies.operators.published import DATA_SET, LATENCY, OUT_OF_MEMORY
@@ -132,6 +133,17 @@ def _ratio(bench: Bench, cases: Sequence[OperatorAxes]) -> str:
     return f"; Flash-Decoding is {ranged(ratios)} times as fast as FlashAttention-2"
 
 
+def _because_of(bench: Bench, source: SourceKind) -> str:
+    """Names the kinds of op of whole models that are priced so; nothing for single operators."""
+    if bench.config is None:
+        return ""
+    price = bench.device.price
+    ops = [bench.op(case) for case in bench.cases() if bench.fits(case)]
+    parts = {id(part): part for op in ops for part in op.parts}.values()
+    kinds = sorted({part.kind for part in parts if price(part).source == source})
+    return f", by {', '.join(kinds)}" if kinds else ""
+
+
 def warnings(bench: Bench, cases: Iterable[OperatorAxes]) -> list[str]:
     """Returns warnings: extrapolated and unmeasured prices, cases that do not fit into memory."""
     found: list[str] = []
@@ -147,11 +159,12 @@ def warnings(bench: Bench, cases: Iterable[OperatorAxes]) -> list[str]:
     if sources["extrapolated"]:
         found.append(
             f"{sources['extrapolated']} of {total} cases lie outside of what their prices were fitted to"
+            f"{_because_of(bench, 'extrapolated')}"
         )
     if sources["roofline"]:
         found.append(
             f"{sources['roofline']} of {total} cases are priced by datasheet and roofline, not by"
-            f" measurements of {bench.device.name}"
+            f" measurements of {bench.device.name}{_because_of(bench, 'roofline')}"
         )
     places: dict[tuple[int, int], list[str]] = defaultdict(list)
     for (label, batch), tokens in out.items():

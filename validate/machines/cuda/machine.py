@@ -75,6 +75,8 @@ from simcore.validate.machines.shares import SharedOut
 # the replay ahead of it ends: what is queued runs, and the item waits for it. Beside other work nobody knows
 # how much longer a replay takes; queued by the time of the one before, many newcomers would wait for another.
 DEPTH, LEAD_S = 2, 3e-4
+# How much longer than the one before it a replay of the same burst may take, as contexts grow.
+MOST_GROWTH = 1.001
 # The longest wait for a signal; about the time of one look at its counter.
 PATIENCE_S, LOOK_S = 10.0, 1e-6
 # Replays of a launch in the rehearsals of a program: all of a run of so many tokens; after REHEARSAL_S only
@@ -437,7 +439,7 @@ class CardRun(Device):
                 if not self._over(ends):
                     yield Need(partial(self._over, ends))
                 now_s = self.now()
-                self._took_s[stream.rank, stream.name, launch.graph.name] = now_s - began_s
+                self._note_took(stream, launch, now_s - began_s, first=replay == DEPTH)
                 began_s = now_s
             if queued and launch.watches:
                 yield Need(partial(self._is_due, stream, launch, began_s, queued[-1]))
@@ -447,6 +449,12 @@ class CardRun(Device):
             queued.append([lane.tail for lane in stream.lanes])
             began_s = began_s if replay else self.now()
         self._finish(stream, launch)
+
+    def _note_took(self, stream: Stream, launch: Launch, seconds: float, *, first: bool) -> None:
+        """Notes how long a replay took from the end of the one before it. What was queued too late began
+        later; taken as its time, that gap would come back at each replay that follows."""
+        key = stream.rank, stream.name, launch.graph.name
+        self._took_s[key] = seconds if first else min(seconds, MOST_GROWTH * self._took_s[key])
 
     def _over(self, ends: Sequence[Any]) -> bool:
         return all(map(self.api.done, ends))
