@@ -42,8 +42,6 @@ PROMPTS, ANSWERS, SEED = (1024, 128, 512, 64, 256, 96, 768), (24, 160), 0
 SEQUENCES = 96
 # Runs that count.
 RUNS = 3
-# Layers of the model of a quick look: what a host does beyond launching a graph is the same.
-QUICK_LAYERS = 8
 # Tokens of a step at most, and of a block.
 BUDGET, BLOCK = 1024, 16
 # Seconds by the names of `machine.Overheads`.
@@ -106,12 +104,11 @@ def plain_s(model: ServedDecoder, costs: Costs) -> float:
     return overheads.wait_s + overheads.begins_s(overheads.whole_launch_s(model.decode.kernels))
 
 
-def service_costs_here(costs: Costs, *, quick: bool = False) -> tuple[Costs, str]:
-    """Returns the costs on this machine beyond those of other launches, and the profile's note about them;
-    `quick`: of QUICK_LAYERS layers and one run. Raises the card's errors."""
+def service_costs_here(costs: Costs) -> tuple[Costs, str]:
+    """Returns the costs on this machine beyond those of other launches, and the profile's note about them.
+    Raises the card's errors."""
     config = load_config(MODELS / f"{LLAMA[0]}.json")
-    config = config.first_layers(QUICK_LAYERS) if quick else config
-    found = list(gaps_on(config, TorchCudaApi(), "cuda", runs=1 if quick else None))
+    found = list(gaps_on(config, TorchCudaApi(), "cuda"))
     each = costs_of(found, plain_s(ServedDecoder(config), costs))
     decode_us, prompts_us = (
         1e6 * median(gap.seconds for gap in found if (gap.prompts is None) == alone)
@@ -125,10 +122,8 @@ def service_costs_here(costs: Costs, *, quick: bool = False) -> tuple[Costs, str
     )
 
 
-def gaps_on(
-    config: DecoderConfig, api: CudaApi, device: torch.device | str, runs: int | None = None
-) -> Iterator[Gap]:
-    """Runs the service on a card, RUNS times if `runs` does not say how often, and yields its gaps."""
+def gaps_on(config: DecoderConfig, api: CudaApi, device: torch.device | str) -> Iterator[Gap]:
+    """Runs the service on a card and yields its gaps."""
     model, places = ServedDecoder(config), REQUESTS_OF_A_RATE * len(RATES_PER_S)
     (weights,) = card_weights(model, SEED, [device], drawn_on=device)
     positions = rounded_rows(max(PROMPTS)) + ANSWERS[1] + BLOCK
@@ -151,7 +146,7 @@ def gaps_on(
         return run
 
     card.start().run(lambda m: rehearsal(m, model, {**holds, "longest_prompt": max(PROMPTS)}))
-    for number in range(runs or RUNS):
+    for number in range(RUNS):
         # Requests come once.
         pace().settle()
         yield from gaps(served(number).trace.spans)
