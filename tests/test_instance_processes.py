@@ -37,7 +37,7 @@ from simcore.validate.machines.cuda.runs import CardInstance, RealCard, card_ins
 from simcore.validate.machines.cuda.states import CardStates
 from simcore.validate.machines.here import CpuInstance
 from simcore.validate.machines.processes import Apart, ProcessRun
-from simcore.validate.machines.workers import LEAVING_S, Maker, Pool, Worker, WorkerError, _unpriced
+from simcore.validate.machines.workers import LEAVING_S, QUEUES, Maker, Pool, Worker, WorkerError, _unpriced
 from simcore.validate.timing.allocator import memory_for_others
 from simcore.validate.timing.pace import Pace
 from simcore.workload.requests import END, REQUESTS, Batch, Journal, Request
@@ -382,6 +382,26 @@ def test_an_interrupt_while_weights_are_sent_waits_for_no_process(monkeypatch: p
         Pool(CpuInstance, None, [(0, "instance 0")])
     assert time.perf_counter() - begun_s < LEAVING_S
     assert not active_children()
+
+
+@slow
+@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="no /proc")
+@pytest.mark.parametrize("given", [None, "4"])
+def test_a_process_begins_with_one_queue_of_a_card(
+    given: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unless the user says how many; here none changes."""
+    monkeypatch.delenv(QUEUES, raising=False)
+    if given is not None:
+        monkeypatch.setenv(QUEUES, given)
+    pool = Pool(CpuInstance, None, [(0, "instance 0")])
+    try:
+        (process,) = active_children()
+        said = Path(f"/proc/{process.pid}/environ").read_bytes().split(b"\0")
+        assert f"{QUEUES}={given or 1}".encode() in said
+        assert os.environ.get(QUEUES) == given
+    finally:
+        pool.close()
 
 
 def test_more_processes_than_a_machine_holds_are_refused() -> None:

@@ -40,6 +40,10 @@ from simcore.workload.requests import Batch, Request
 READY, FINISH = "ready", "finish"
 # If this environment variable is set, a worker prints where an error of it arose.
 TRACEBACK = "SIMCORE_TRACEBACK"
+# Queues of a card that the context of a process takes. A card has some thousands for all processes, and a
+# worker's one stream needs one. With the driver's own number some of sixteen workers are told that memory
+# is out, and the others take up to 30 s to begin (validate/measured/h200_processes.csv).
+QUEUES = "CUDA_DEVICE_MAX_CONNECTIONS"
 # Seconds that workers have to end by themselves before they are killed.
 LEAVING_S = 5.0
 # Of a request, in the order of its constructor. A compiled class loses them where it is pickled.
@@ -311,7 +315,7 @@ class Pool:
                 ours, theirs = context.Pipe()
                 name = f"{stream} of rank {rank}"
                 process = context.Process(target=_work, args=(theirs, make), name=name, daemon=True)
-                with _no_interrupts():
+                with _no_interrupts(), _one_queue():
                     process.start()
                 theirs.close()
                 self.workers[rank, stream] = Worker(name, process, ours)
@@ -361,6 +365,20 @@ class Pool:
                 worker.process.join()
         self.workers.clear()
         self.weights = None
+
+
+@contextmanager
+def _one_queue() -> Iterator[None]:
+    """Processes that start inside take one queue of a card, unless the user says how many. The driver reads
+    that before a process runs any code of ours."""
+    if QUEUES in os.environ:
+        yield
+        return
+    os.environ[QUEUES] = "1"
+    try:
+        yield
+    finally:
+        del os.environ[QUEUES]
 
 
 @contextmanager
