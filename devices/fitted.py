@@ -51,6 +51,10 @@ FITTED, MEASURED = "fitted", "measured"
 FIRST_LINE = 2
 FITS, POINTS = "fits.csv", "points.csv"
 DTYPE = "dtype"
+# The dimensions and the format of an op or of a point, by name; and what a line asks of one of them: its
+# name, and from which number to which, or the only value.
+Own = Mapping[str, object]
+Condition = tuple[str, int, int | None, int | str | None]
 # Source of operands (column `cache`): the cache, because the op before has just written them.
 WRITTEN = "as written"
 RANGE = re.compile(r"[0-9]+(\.\.[0-9]*)?")
@@ -240,11 +244,21 @@ class FittedProfile:
 
     def row(self, op: Op) -> FitRow | None:
         """Returns the line that holds for an op, or None."""
-        return self._line(op.kind, {**{name: str(value) for name, value in op.shape}, DTYPE: op.dtype})
+        return self._line(op.kind, {**dict(op.shape), DTYPE: op.dtype})
 
-    def _line(self, kind: str, own: Mapping[str, str]) -> FitRow | None:
-        lines = self.by_kind.get(kind, ())
-        return next((row for where, row in lines if _holds(where, own)), None)
+    def _line(self, kind: str, own: Own) -> FitRow | None:
+        for conditions, row in self._conditions.get(kind, ()):
+            if _holds(conditions, own):
+                return row
+        return None
+
+    @cached_property
+    def _conditions(self) -> Mapping[str, Sequence[tuple[Sequence[Condition], FitRow]]]:
+        """The lines of `by_kind`, their conditions as `_holds` reads them."""
+        return {
+            kind: [(_conditions_of(where), row) for where, row in lines]
+            for kind, lines in self.by_kind.items()
+        }
 
     def is_general(self, row: FitRow) -> bool:
         """Whether a line is the fallback for ops without a line of their own, while other ops of its kind
@@ -285,7 +299,8 @@ class FittedProfile:
         where = parse_where(row.where)
         every = self._measured.get((row.kind, "fit"), ())
         alike = [self._alike.get((row.kind, *each), ()) for each in where.items() if ".." not in each[1]]
-        near = [point for point in min(alike, key=len, default=every) if _holds(where, _own(point))]
+        asked = _conditions_of(where)
+        near = [point for point in min(alike, key=len, default=every) if _holds(asked, _own(point))]
         return correction(row.fit, near, judged=judged) if near else None
 
     @cached_property
@@ -295,7 +310,7 @@ class FittedProfile:
         for point in self.points:
             if point.role == "fit":
                 for name, value in _own(point).items():
-                    found.setdefault((point.kind, name, value), []).append(point)
+                    found.setdefault((point.kind, name, str(value)), []).append(point)
         return found
 
     def _checked(self, kind: str, dtype: str) -> tuple[float, float] | None:
@@ -340,19 +355,30 @@ def _narrows(where: Mapping[str, str], than: Mapping[str, str]) -> bool:
     return bool(more) and all(where.get(name) == value for name, value in than.items())
 
 
-def _own(point: Measured) -> Mapping[str, str]:
-    return {**{name: str(size) for name, size in point.dimensions.items()}, DTYPE: point.dtype}
+def _own(point: Measured) -> Own:
+    return {**point.dimensions, DTYPE: point.dtype}
 
 
-def _holds(where: Mapping[str, str], own: Mapping[str, str]) -> bool:
-    return all(_meets(own.get(name), value) for name, value in where.items())
+def _conditions_of(where: Mapping[str, str]) -> Sequence[Condition]:
+    found = list[Condition]()
+    for name, wanted in where.items():
+        low, dots, high = wanted.partition("..")
+        if dots:
+            found.append((name, int(low), int(high) if high else None, None))
+        else:
+            found.append((name, 0, 0, int(wanted) if wanted.isdecimal() else wanted))
+    return found
 
 
-def _meets(own: str | None, wanted: str) -> bool:
-    low, dots, high = wanted.partition("..")
-    if not dots or own is None or not own.isdecimal():
-        return own == wanted
-    return int(low) <= int(own) and (not high or int(own) <= int(high))
+def _holds(conditions: Sequence[Condition], own: Own) -> bool:
+    for name, low, high, only in conditions:
+        value = own.get(name)
+        if only is not None:
+            if value != only:
+                return False
+        elif not isinstance(value, int) or value < low or (high is not None and value > high):
+            return False
+    return True
 
 
 def parse_where(text: str) -> dict[str, str]:

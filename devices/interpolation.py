@@ -380,12 +380,14 @@ class Correction:
     def _c(self, x: Numbers, near: "_Slices | int", without: int = -1) -> tuple[float, bool]:
         """Returns c at a place inside the box of the points, and whether points on all sides support it."""
 
-        def value(i: int) -> float | None:
-            return None if i == without else float(self.corrections[i])
+        item = self.corrections.item
 
-        place = x[self.axes]
-        between = _mixed(near, place, 0, value, False)
-        beside = _mixed(near, place, 0, value, True) if between is None else between
+        def known(i: int) -> float | None:
+            return None if i == without else item(i)
+
+        place = x[self.axes].tolist()
+        between = _mixed(near, place, 0, known, False)
+        beside = _mixed(near, place, 0, known, True) if between is None else between
         return beside or 0.0, between is not None
 
     def _is_off_line(self, x: Numbers) -> bool:
@@ -409,29 +411,31 @@ class Correction:
 
 
 def _mixed(
-    node: "_Slices | int", x: Numbers, level: int, value: Callable[[int], float | None], beside: bool
+    node: "_Slices | int", x: Sequence[float], level: int, known: Callable[[int], float | None], beside: bool
 ) -> float | None:
-    """Interpolates c at x in the slices, from a coordinate on; None if they do not surround x. `beside`: with
-    slices on one side only, returns the value of that side."""
+    """Interpolates c at x in the slices, from a coordinate on; None if they do not surround x. `known`: c of
+    a point, or None; `beside`: with slices on one side only, returns the value of that side."""
     if isinstance(node, int):
-        return value(node)
-
-    def nearest(places: Iterable[int]) -> tuple[int, float] | None:
-        said = ((i, _mixed(node.at[i], x, level + 1, value, beside)) for i in places)
-        return next(((i, c) for i, c in said if c is not None), None)
-
-    here = bisect_left(node.values, float(x[level]) - SAME)
-    if here < len(node.values) and node.values[here] <= float(x[level]) + SAME:
-        exact = nearest((here,))
-        if exact:
-            return exact[1]
-    low, high = nearest(range(here - 1, -1, -1)), nearest(range(here, len(node.values)))
-    if low and high:
-        first, last = node.values[low[0]], node.values[high[0]]
-        share = (float(x[level]) - first) / (last - first)
-        return (1.0 - share) * low[1] + share * high[1]
-    one_side = low or high
-    return one_side[1] if beside and one_side else None
+        return known(node)
+    values, at, place = node.values, node.at, x[level]
+    here = bisect_left(values, place - SAME)
+    if here < len(values) and values[here] <= place + SAME:
+        exact = _mixed(at[here], x, level + 1, known, beside)
+        if exact is not None:
+            return exact
+    low = high = None
+    below, above = here, here - 1
+    while low is None and below > 0:
+        below -= 1
+        low = _mixed(at[below], x, level + 1, known, beside)
+    # Beyond, nothing but a value of one side is wanted.
+    while (low is not None or beside) and high is None and above + 1 < len(values):
+        above += 1
+        high = _mixed(at[above], x, level + 1, known, beside)
+    if low is not None and high is not None:
+        share = (place - values[below]) / (values[above] - values[below])
+        return (1.0 - share) * low + share * high
+    return (high if low is None else low) if beside else None
 
 
 def _independent(points: Numbers) -> tuple[list[int], list[_Line]]:
