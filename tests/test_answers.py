@@ -36,7 +36,7 @@ from simcore.workload.requests import END, REQUESTS, Batch, Journal, Request, ow
 from tests.fake_card import FakeCudaApi
 from tests.test_card_decoder import BOTH
 from tests.test_torch_decoder import CONFIGS, F32, F64, GQA, SEED, Dense
-from tests.thorough import first
+from tests.thorough import first, slow
 
 SLOT = 40
 Settings = dict[str, Any]
@@ -133,6 +133,7 @@ def on_card(
     return answers, cache
 
 
+@slow
 @pytest.mark.parametrize("kind", BOTH)
 @pytest.mark.parametrize("seed", first(1, range(6)))
 @pytest.mark.parametrize("name", list(schedules(Random(0))))

@@ -79,6 +79,7 @@ def test_every_strategy_serves_and_captures_nothing_while_it_counts(name: str, t
     assert "captured" not in real.described
 
 
+@slow
 @emulated
 @pytest.mark.parametrize("requests", first(1, [2, 1]))
 @pytest.mark.parametrize("sequences", first(1, [256, 1]))

@@ -898,6 +898,7 @@ def test_what_fills_in_long_runs_is_overloaded(long: int) -> None:
     assert judged_by(point(1), runs, [TTFT], Rule(most=2)) == "holds"
 
 
+@slow
 @pytest.mark.parametrize(
     ("question", "kind"),
     [("devices", "poisson"), pytest.param("rate", "poisson", marks=thorough), ("rate", "constant")],
@@ -2012,6 +2013,7 @@ def test_requests_that_last_take_their_span_along(as_tenant: bool) -> None:
     assert (more.requests, getattr(of, "span_intervals", None)) == ([120], 120.0)
 
 
+@slow
 def test_what_too_few_requests_come_for_has_no_ends_of_prices(tmp_path: Path) -> None:
     """Prices have nothing to do with that: faster ones would not help, and nothing limits."""
     arrivals = {"kind": "poisson", "rate_per_s": 1e4}
