@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import simcore
 from simcore.assembly import Parts, assemble
 from simcore.devices.fit import Fit
 from simcore.devices.linear_fallback import fit_between, launches_of
@@ -302,3 +303,36 @@ def test_the_published_code_of_a_model_is_told_to_run_nowhere() -> None:
         InputError, match=r"t: methods\[1\]: original, a model's published code, is priced and"
     ):
         check_prompts(parse_scenario({**LINE, "methods": ["vanilla", "original"]}, "t"), "t")
+
+
+def test_methods_of_one_kernel_do_not_cross() -> None:
+    """Lightning Attention and the causal dot product run one kernel on a card, at prices measured twice."""
+    document = {
+        "name": "tied", "study": "prompt", "device": "h200-sxm", "model": "hybrid-8b", "dtype": "bf16",
+        "methods": ["lightning", "causal_dot_product", "fleet"], "length": [512, 2048, 8192, 32768],
+    }  # fmt: skip
+    found = simcore.run(document)
+    rows = found.frame()
+    crossed = rows[rows["metric"] == "crossover_tokens"]
+    assert not {*crossed["strategy"], *crossed["rival"]} >= {"lightning", "causal_dot_product"}
+    assert "from" not in found.answer
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"methods": ["original"]}, "methods: original is none of hybrid-8b"),
+        (
+            {"study": "decode", "crossover": ["hit_rate"]},
+            "crossover: is where ALSpec passes tensor parallelism",
+        ),
+    ],
+)
+def test_what_cannot_be_asked_is_refused(changes: dict[str, Any], says: str) -> None:
+    document = {"name": "refused", "study": "prompt", "device": "h200-sxm", "model": "hybrid-8b", **changes}
+    if changes.get("study"):
+        document |= {"strategies": [{"kind": "tensor_parallel", "ranks": 1}], "context_tokens": [64]}
+    else:
+        document |= {"dtype": "bf16", "length": [64]}
+    with pytest.raises(InputError, match=says):
+        simcore.run(document)

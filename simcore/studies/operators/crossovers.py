@@ -3,6 +3,8 @@
     gain(tokens) = latency of one - latency of the other,   crossover = tokens at which it changes its sign
 
 The search is between neighbours of the scenario's lengths at which both fit into memory (`common.crossing`).
+Methods that never differ by more than TIED do not cross: one kernel may serve two of them, at prices that
+were measured twice. A lead stays until another method is ahead by more than that.
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,6 +13,9 @@ from itertools import combinations
 
 from simcore.studies.common import BY_DATASHEET, Crossing, OperatorAxes, Row, crossing
 from simcore.studies.operators.runner import Bench
+
+# Share of a latency.
+TIED = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +56,8 @@ def _between(
     if len(grid) < 2:
         return
     one, other = ours[grid[0]], theirs[grid[0]]
+    if all(_tied(bench.seconds(ours[tokens]), bench.seconds(theirs[tokens])) for tokens in grid):
+        return
     where = _search(bench, one, other, grid)
     unit, searched = "tokens", f"{grid[0]:,} to {grid[-1]:,} tokens"
     behind = not where.ahead_at_low
@@ -60,6 +67,10 @@ def _between(
         axes = replace(below, length=None, rival=above.strategy)
         yield Row(axes, "crossover_tokens", float(place), unit, source=text)
         behind = not behind
+
+
+def _tied(one_s: float, other_s: float) -> bool:
+    return abs(one_s - other_s) <= TIED * min(one_s, other_s)
 
 
 def _search(bench: Bench, one: OperatorAxes, other: OperatorAxes, grid: Sequence[int]) -> Crossing:
@@ -100,15 +111,17 @@ def never_ranked(bench: Bench, cases: Sequence[OperatorAxes]) -> list[str]:
 
 def leads(bench: Bench, members: Sequence[OperatorAxes]) -> list[Lead]:
     """Returns the leads among the cases of one setting that can be ranked, shortest lengths first."""
-    best: dict[int, tuple[OperatorAxes, float]] = {}
+    at: dict[int, dict[str, tuple[OperatorAxes, float]]] = {}
     for case, latency_s in ranked(bench, members):
         assert case.length is not None
-        if case.length not in best or latency_s < best[case.length][1]:
-            best[case.length] = case, latency_s
+        at.setdefault(case.length, {})[case.strategy] = case, latency_s
     found: list[Lead] = []
     before: OperatorAxes | None = None
-    for tokens in sorted(best):
-        case, _ = best[tokens]
+    for tokens in sorted(at):
+        case, least_s = min(at[tokens].values(), key=lambda each: each[1])
+        if before is not None and before.strategy in at[tokens]:
+            again, latency_s = at[tokens][before.strategy]
+            case = again if _tied(latency_s, least_s) else case
         if found and case.label == found[-1].label:
             found[-1] = replace(found[-1], last=tokens)
         else:
