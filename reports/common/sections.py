@@ -35,7 +35,7 @@ ROLES: Mapping[str, str] = {
     FITTED: "fitted, not a prediction",
 }
 # Studies of single operators count cases, because their times differ too much to add up.
-SHARES_OF_CASES = ("linear_attention", "decode_attention", "prompt")
+SHARES_OF_CASES = ("linear_attention", "decode_attention")
 # Keys of a measured run's provenance, in the order of the text.
 MACHINE: Sequence[tuple[str, str]] = [
     ("processor", "{}"), ("threads", "threads: {}"), ("torch", "torch {}"), ("date", "{}"),

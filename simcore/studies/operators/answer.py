@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 from simcore.ops.op import SourceKind
@@ -133,15 +133,23 @@ def _ratio(bench: Bench, cases: Sequence[OperatorAxes]) -> str:
     return f"; Flash-Decoding is {ranged(ratios)} times as fast as FlashAttention-2"
 
 
+# Share of a time that is not named.
+SMALL = 1e-3
+
+
 def _because_of(bench: Bench, source: SourceKind) -> str:
-    """Names the kinds of op of whole models that are priced so; nothing for single operators."""
+    """Names the kinds of op of whole models that are priced so, with their share of the time in the cases
+    where they are; nothing for single operators."""
     if bench.config is None:
         return ""
-    price = bench.device.price
-    ops = [bench.op(case) for case in bench.cases() if bench.fits(case)]
-    parts = {id(part): part for op in ops for part in op.parts}.values()
-    kinds = sorted({part.kind for part in parts if price(part).source == source})
-    return f", by {', '.join(kinds)}" if kinds else ""
+    shares: dict[str, list[float]] = defaultdict(list)
+    for case in bench.cases():
+        for (of, kind), share in bench.sources(case).items() if bench.fits(case) else ():
+            if of == source:
+                shares[kind].append(share)
+    found = sorted(((fmean(each), kind) for kind, each in shares.items()), reverse=True)
+    named = [f"{kind} {100.0 * share:.2g} %" for share, kind in found if share >= SMALL]
+    return f" (of their time, by op: {', '.join(named)})" if named else ""
 
 
 def warnings(bench: Bench, cases: Iterable[OperatorAxes]) -> list[str]:

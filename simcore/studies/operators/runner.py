@@ -5,7 +5,8 @@ latency  = host time until the device has the launch + price of the op, at least
 fits     = memory_bytes of the op, or of the model with its prompts, <= memory of the device
 """
 
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
 
@@ -16,7 +17,7 @@ from simcore.models.operators import LABELS, linear_attention_op
 from simcore.models.prompt import PROMPT_LABELS, Prompt
 from simcore.ops import flash_decoding as ops_flash_decoding
 from simcore.ops import linear_attention as ops_linear_attention
-from simcore.ops.op import Graph, Op, Price
+from simcore.ops.op import Graph, Op, Price, SourceKind
 from simcore.schedules.one_launch import UNCOUNTED, one_launch
 from simcore.sim.runs import Setup
 from simcore.studies.common import OperatorAxes, middle_first
@@ -194,6 +195,21 @@ class Bench:
                 launch_s = costs.whole_launch_s(op.kernels)
                 self.prices[case] = max(launch_s, costs.begins_s(launch_s) + self.device.price(op).seconds)
         return self.prices[case]
+
+    def sources(self, case: OperatorAxes) -> Mapping[tuple[SourceKind, str], float]:
+        """Returns the shares of a fitting case's time by source of price and kind of op: of a simulated whole
+        model by its launches, else all of it."""
+        found, op = self.run(case).price, self.op(case)
+        assert found is not None
+        if self.config is None or self.device.measured:
+            return {(found.source, op.kind): 1.0}
+        known = {id(part): self.device.price(part) for part in op.parts}
+        total_s = sum(known[id(part)].seconds for part in op.parts)
+        shares: dict[tuple[SourceKind, str], float] = defaultdict(float)
+        for part in op.parts:
+            price = known[id(part)]
+            shares[price.source, part.kind] += price.seconds / total_s
+        return shares
 
     def trace(self, case: OperatorAxes) -> Trace:
         """Returns the trace of a case."""

@@ -105,12 +105,12 @@ def _latency(bench: Bench, case: OperatorAxes, result: Result) -> Row:
 
 
 def _sources(bench: Bench, fitting: Sequence[OperatorAxes]) -> dict[str, float]:
-    """Returns the share of the cases by source of price; times of methods differ too much to be added up."""
+    """Returns the shares by source of price, in the mean of the cases: times of methods differ too much to be
+    added up."""
     found: dict[str, float] = {}
     for case in fitting:
-        price = bench.run(case).price
-        assert price is not None
-        found[price.source] = found.get(price.source, 0.0) + 1.0 / len(fitting)
+        for (source, _), share in bench.sources(case).items():
+            found[source] = found.get(source, 0.0) + share / len(fitting)
     return dict(sorted(found.items()))
 
 
