@@ -138,6 +138,20 @@ def test_kernels_of_another_format_have_no_factor_of_it(tmp_path: Path) -> None:
     assert host_for(one, {}, {}) == HostTime()
 
 
+def test_rows_may_have_the_host_of_another_series(tmp_path: Path) -> None:
+    """Op times and intervals are of their own series, whose rows' prompts come again."""
+    one = row(MAX_70B, 4, 2, tmp_path)
+    mine, other = one.series.fitted_as, "of distinct prompts"
+    hosts = {
+        mine: HostTime(step_s=2e-3, collective_factor=1.2, prompt_token_late_s=1e-5, tpot_within=0.2),
+        other: HostTime(step_s=1e-3, request_s=1e-2, answer_token_s=1e-5, collective_factor=0.8),
+    }
+    theirs = replace(one, series=replace(one.series, host_of=other))
+    wanted = hosts[other].model_copy(update={"collective_factor": 1.2, "tpot_within": 0.2})
+    assert host_for(theirs, {mine: [one]}, hosts) == wanted
+    assert host_for(one, {mine: [one]}, hosts) == hosts[mine]
+
+
 def test_intervals_hold_what_lies_within(tmp_path: Path) -> None:
     host = HostTime(tpot_within=0.25, ttft_within=1.0)
     rows = [

@@ -80,6 +80,8 @@ def of_engines(path: Path, profile: str, seed: int, jobs: int | None) -> Iterato
     for one in found:
         row, series = one.row, one.row.series.fitted_as
         fitted = f"{counts.get(series, 0)} rows of {series}" if counts.get(series) else "nothing"
+        if hosts := counts.get(row.series.host_of or ""):
+            fitted += f"; its host to {hosts} of {row.series.host_of}"
         place = (row.series.name, row.model, row.card, clients(row.clients))
         if not one.is_fitted:
             yield Judged(path.name, row.id, place, fitted, {"TPOT": one.tpot_pct, "TTFT": one.ttft_pct})

@@ -33,7 +33,7 @@ from simcore.studies.serving.runner import Bench, price_shares
 from simcore.studies.serving.scenario import ServingScenario
 from simcore.studies.serving.study import cases
 from simcore.validate.calibration.records import NAME
-from simcore.validate.calibration.service import LATE, Times, told_apart
+from simcore.validate.calibration.service import COSTS, LATE, Times, told_apart
 from simcore.validate.calibration.service import fitted as to_runs
 from simcore.validate.engines.rows import FITTED, Row
 
@@ -269,10 +269,13 @@ def _names(rows: Sequence[Row]) -> list[str]:
 
 def host_for(row: Row, chosen: Mapping[str, Sequence[Row]], hosts: Mapping[str, HostTime]) -> HostTime:
     """Returns the constants of a row's series; none if no row of it was drawn. Kernels of a number format
-    that no row drawn has are other kernels: their factors are 1."""
+    that no row drawn has are other kernels: their factors are 1. What the host takes may be that of another
+    series (`host_of`)."""
     mine = row.series.fitted_as
     if mine not in hosts:
         return NO_HOST_TIME
+    theirs = hosts.get(row.series.host_of or mine, hosts[mine])
+    host = hosts[mine].model_copy(update={name: getattr(theirs, name) for name in COSTS})
     if row.weights in {one.weights for one in chosen[mine]}:
-        return hosts[mine]
-    return hosts[mine].model_copy(update={"arithmetic_factor": 1.0, "memory_factor": 1.0})
+        return host
+    return host.model_copy(update={"arithmetic_factor": 1.0, "memory_factor": 1.0})

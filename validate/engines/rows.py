@@ -75,6 +75,7 @@ class Series:
     distinct_prompts: Count | None = None
     budget_beyond_prompt: Count | None = None
     constants_of: str | None = None
+    host_of: str | None = None
 
     @property
     def fitted_as(self) -> str:
