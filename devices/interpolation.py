@@ -247,8 +247,9 @@ def whole_tiles(kind: str, shape: Mapping[str, int]) -> float:
     if kind == "matmul" and shape["m"] > MANY_ROWS:
         return coordinates(kind, shape)["m"] / shape["m"]
     if kind == PROMPTS:
-        each = shape["tokens"] // _prompts_in(shape)
-        return _chunked_work(kind, {**shape, "length": each, "states": 1})
+        each = -(-shape["tokens"] // _prompts_in(shape))
+        # A number of a state is as long as two of a prompt in 16 bits.
+        return _chunked_work(kind, {**shape, "length": each, "states": 2})
     return _chunked_work(kind, shape) if kind in CHUNKS else 1.0
 
 

@@ -822,12 +822,14 @@ def _power_limit(device: DeviceInUse, profile: FittedProfile | None, times: floa
 
 
 def _check_power(where: str, scenario: Scenario, device: DeviceInUse, limit: PowerLimit | None) -> list[str]:
-    """Returns warnings about a power cap, and of a service about one that is not known. Raises InputError for
-    one below what an idle card takes."""
-    profile, serves = _fits_of(device), isinstance(scenario, ServingScenario)
-    if limit is None and serves and profile is not None and profile.power is not None:
+    """Returns warnings about a power cap, and of services and prompts about one that is not known. Raises
+    InputError for one below what an idle card takes."""
+    profile = _fits_of(device)
+    where_so = "near saturation" if isinstance(scenario, ServingScenario) else "with long prompts"
+    uses = isinstance(scenario, ServingScenario | PromptScenario)
+    if limit is None and uses and profile is not None and profile.power is not None:
         only = f"how far {device.title} throttles its clock under load was not measured"
-        return [f"{only}: near saturation it is predicted too fast beside {device.measured_on.name}"]
+        return [f"{only}: {where_so} it is predicted too fast beside {device.measured_on.name}"]
     if limit is None:
         return []
     cap_w, name = device.spec.board_power_w or 0.0, "device.change.board_power_w"

@@ -21,13 +21,15 @@ from simcore.devices.interpolation import (
     whole_tiles,
 )
 from simcore.devices.making import shape_text
-from simcore.devices.price import launches_and_floor, roofline
+from simcore.devices.price import launches_and_floor, pricer, roofline
+from simcore.devices.profile import load_profile
 from simcore.devices.prompt_attention import FEW, FEW_ROWS, MANY, Layout, blocks, layout, prompts_in
 from simcore.devices.spec import load_device
 from simcore.input.files import InputError
 from simcore.kernels.decoder.ragged_attention import ragged_config
 from simcore.kernels.long_convolution.triton_fft import is_transformed, right_angle_spectrum
 from simcore.kernels.table import TABLE
+from simcore.ops import linear_layer
 from simcore.ops import op as ops
 from simcore.ops.convolution import IMPLEMENTATIONS, Implementation, tile
 from simcore.ops.linear_attention import linear_attention
@@ -344,3 +346,23 @@ def test_products_of_as_many_rows_as_engines_pad_to_are_alike(rows: int, least: 
 
     alike = [m for m in range(rows - 300, rows + 300) if launched(m) == launched(rows)]
     assert (alike[0], alike[-1], launched(rows)) == (least, most, most)
+
+
+@pytest.mark.parametrize("count", [1, 2, 8])
+def test_chunks_of_prompts_cost_what_their_longest_costs(count: int) -> None:
+    """One program goes through the rows of a prompt, whole chunks of them: one row more in each begins a
+    chunk, and up to its end the price hardly changes."""
+
+    def seconds(tokens: int) -> float:
+        pairs = tokens * tokens // (2 * count)
+        op = linear_layer.linear_attention_prompts(
+            tokens=tokens, kv_tokens=tokens, pairs=pairs, heads=32, rank=128, dim=128, dtype="bf16"
+        )
+        return price(op).seconds
+
+    price = pricer(load_device("h200-sxm"), profile=load_profile("h200-sxm", "local"))
+    for chunks in (2, 8):
+        whole = 64 * chunks * count
+        least, most = seconds(whole + count), seconds(whole + 64 * count)
+        assert least == pytest.approx(most, rel=0.01)
+        assert seconds(whole) < 0.99 * least

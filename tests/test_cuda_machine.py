@@ -543,18 +543,53 @@ def test_an_item_waits_for_the_replay_that_runs_and_for_no_further_one(
 
 
 class Held(Busy):
-    """One whose host needs QUEUES_S to queue a stretch, and once a millisecond more."""
+    """One whose host needs QUEUES_S to queue a stretch, and at every twentieth a millisecond more: before it,
+    or when it looks at its end."""
 
     QUEUES_S, HELD_S, AT = 2.5e-4, 1e-3, 20
 
-    def __init__(self, ours: Clock) -> None:
+    def __init__(self, ours: Clock, looking: bool) -> None:
         super().__init__(ours)
-        self.queued = 0
+        self.looking, self.queued, self.looked = looking, 0, 0
+        # By how much each was queued before it could begin, s.
+        self.leads_s = list[float]()
+
+    def _held_s(self, looking: bool) -> float:
+        return self.HELD_S if looking is self.looking and self.queued % self.AT == 0 else 0.0
 
     def run(self, stream: Any, call: Callable[[], object]) -> None:
         self.queued += 1
-        self.time.sleep(self.QUEUES_S + (self.HELD_S if self.queued % self.AT == 0 else 0.0))
+        self.time.sleep(self.QUEUES_S + self._held_s(False))
+        self.leads_s.append(max(0.0, self.free_s - self.time.now_s))
         super().run(stream, call)
+
+    def done(self, event: fake_card.FakeEvent) -> bool:
+        if super().done(event):
+            return True
+        if self._held_s(True) and self.looked != self.queued and event.passed_s is not None:
+            # Until after the end, which is so noticed late.
+            self.looked = self.queued
+            self.time.sleep(event.passed_s - self.time.now_s + self.HELD_S)
+        return super().done(event)
+
+
+def test_a_host_that_notices_an_end_late_queues_the_others_no_sooner(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What an item may end is queued as late as can be, also then."""
+    ours = Clock()
+    for module in (host_side, cuda_api):
+        monkeypatch.setattr(module, "time", ours)
+    api = Held(ours, looking=True)
+    card = Card([ToyCard(api)], api)
+
+    def program(m: Machine) -> Program:
+        api.leads_s.clear()
+        yield m.wait(m.launch(A, repeat=10**6, until="fed"))
+        assert len(m.poll("fed")) == 1
+
+    for _ in run_twice(card, program, feed={(0, "fed"): [(100.5 * Busy.TOOK_S, "item")]}):
+        early = [lead_s for lead_s in api.leads_s[3:] if lead_s > 5e-4]
+        assert len(api.leads_s) >= 90
+        assert (api.looked > 0, len(early)) == (True, 0)
 
 
 def test_a_host_that_was_held_up_once_is_late_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -562,7 +597,7 @@ def test_a_host_that_was_held_up_once_is_late_once(monkeypatch: pytest.MonkeyPat
     ours = Clock()
     for module in (host_side, cuda_api):
         monkeypatch.setattr(module, "time", ours)
-    api = Held(ours)
+    api = Held(ours, looking=False)
     card = Card([ToyCard(api)], api)
 
     def program(m: Machine) -> Program:

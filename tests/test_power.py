@@ -6,6 +6,7 @@ import math
 import shutil
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from random import Random
 from statistics import median
@@ -26,7 +27,7 @@ from simcore.input.files import InputError
 from simcore.machine import laws
 from simcore.machine.machine import Machine, Overheads, Program
 from simcore.machine.trace import PricedOp
-from simcore.ops.op import Floor, Op, Price, sum_of_parts
+from simcore.ops.op import Floor, Op, Price, Pricer, Roofline, sum_of_parts
 from simcore.scenario import parse_scenario
 from simcore.sim.bursts import BurstCost, Piece
 from simcore.sim.clock import Clock
@@ -353,35 +354,68 @@ def test_only_what_comes_after_arithmetic_leaves_later() -> None:
     assert twice.arithmetic_s == pytest.approx(0.5 * 1.2 * 1.5)
 
 
+def parts_by(price: Pricer, floor: Roofline) -> Callable[[Op], tuple[float, Floor]]:
+    return lambda part: (price(part).seconds, floor(part).of(price(part)))
+
+
 def test_the_arithmetic_of_a_fused_op_is_that_of_its_parts() -> None:
     memory, product = (toys(name, 100, compute=share).ops[0] for name, share in (("m", 0), ("p", 90)))
     one = Op("fused", "fused", product.shape, product.dtype, sum_of_parts, "", (memory, product, product))
-    floor = toy_roofline(product).of(toy_price(product))
+    bound, idle = Floor(1.0, 0.0, 0.0), Floor(0.0, 1.0, 0.0)
 
     def price(op: Op) -> Price:
         return replace(toy_price(op), seconds={"m": 3.0, "p": 1.0}[op.name[0]])
 
-    assert arithmetic_share(one, floor, price, toy_roofline) == pytest.approx(0.4)
+    of_part = parts_by(price, toy_roofline)
+    # Whatever bounds the whole.
+    for floor in (bound, idle):
+        assert arithmetic_share(one, floor, of_part) == pytest.approx(0.4)
     # What crosses a link is one whole.
-    assert arithmetic_share(replace(one, axis="tensor"), floor, price, toy_roofline) == 1.0
-    assert arithmetic_share(product, toy_roofline(product).of(price(product)), price, toy_roofline) == 1.0
+    assert arithmetic_share(replace(one, axis="tensor"), bound, of_part) == 1.0
+    assert (arithmetic_share(product, bound, of_part), arithmetic_share(memory, idle, of_part)) == (1.0, 0.0)
+
+
+def prompts(model: str, length: int) -> Any:
+    document = {
+        "name": "prompts", "study": "prompt", "device": "h200-sxm", "model": model, "dtype": "bf16",
+        "methods": ["lightning"], "length": [length],
+    }  # fmt: skip
+    study = assemble(parse_scenario(document, "here"), "here").study
+    assert isinstance(study, DeviceStudy)
+    return study.bench
+
+
+def share_of(bench: Any) -> float:
+    (case,), price, floor = bench.cases(), bench.device.price, bench.device.roofline
+    op = bench.op(case)
+    return arithmetic_share(op, floor(op).of(price(op)), parts_by(price, floor))
+
+
+def test_the_share_of_arithmetic_does_not_jump_with_the_length() -> None:
+    """Where the whole prompt turns from bound by memory to bound by arithmetic."""
+    shares = [share_of(prompts("toy-retnet-1.3b", length)) for length in range(256, 449, 32)]
+    assert min(shares) > 0.3
+    assert max(abs(a - b) for a, b in pairwise(shares)) < 0.15
+
+
+@pytest.mark.parametrize("length", [512, 683, 1024, 1931])
+def test_launches_on_a_card_that_heats_up_count_by_their_mean(length: int) -> None:
+    """What the device did not take of a latency is the host's: the same as without a cap, some 20 us."""
+    bench = prompts("hybrid-8b", length)
+    (case,) = bench.cases()
+    found = bench.run(case)
+    assert 0.0 < found.latency_s - found.price.seconds < 1e-4
+    assert found.low_s < found.latency_s < found.high_s
+    assert found.price.seconds >= bench.device.price(bench.op(case)).seconds
 
 
 @pytest.mark.parametrize("model", ["hybrid-8b", "toy-retnet-1.3b"])
 def test_long_prompts_one_after_another_take_as_long_as_the_law_says(model: str) -> None:
     """f = factor(a, 1 - a) with a = f x / (1 + (f - 1) x), x being the share of arithmetic at rest: within
     1 %, as the first of several launches begins at rest."""
-    document = {
-        "name": "prompts", "study": "prompt", "device": "h200-sxm", "model": model, "dtype": "bf16",
-        "methods": ["lightning"], "length": [30000],
-    }  # fmt: skip
-    study = assemble(parse_scenario(document, "here"), "here").study
-    assert isinstance(study, DeviceStudy)
-    bench = study.bench
+    bench = prompts(model, 30000)
     (case,), limit = bench.cases(), bench.device.power
-    op, price, floor = bench.op(case), bench.device.price, bench.device.roofline
-    rest_s = price(op).seconds
-    share = arithmetic_share(op, floor(op).of(price(op)), price, floor)
+    rest_s, share = bench.device.price(bench.op(case)).seconds, share_of(bench)
     factor = 1.0
     for _ in range(100):
         busy = factor * share / (1.0 + (factor - 1.0) * share)

@@ -21,7 +21,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from simcore.ops.op import Graph, Op, Pricer, Roofline, SourceKind
+from simcore.ops.op import Floor, Graph, Op, Pricer, Roofline, SourceKind
 from simcore.sim.bursts import (
     NOTHING,
     Bends,
@@ -179,6 +179,10 @@ class PricedGroups:
             found = group.sampled[key] = self._cost(group, dict(zip(group.reads, key, strict=True)))
         return found
 
+    def _of_part(self, part: Op) -> tuple[float, Floor]:
+        price = self._price(part)
+        return price.seconds, self._roofline(part).of(price)
+
     def _cost(self, group: Group, sizes: Mapping[str, int]) -> PricedEnds:
         value_s = low_s = high_s = least_s = memory_s = compute_s = bound_s = 0.0
         shares: dict[SourceKind, list[float]] = {}
@@ -190,7 +194,7 @@ class PricedGroups:
             value_s, low_s, high_s = value_s + taken[0], low_s + taken[1], high_s + taken[2]
             memory_s += count * floor.memory_s
             compute_s += count * floor.compute_s
-            bound_s += arithmetic_share(here, floor, self._price, self._roofline) * taken[0]
+            bound_s += arithmetic_share(here, floor, self._of_part) * taken[0]
             # An assumed price may be faster than the datasheet allows (law 6).
             if price.source != "assumed":
                 least_s += count * floor.seconds

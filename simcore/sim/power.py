@@ -18,11 +18,11 @@ The constants are fitted to how much longer products take beside other work
 (`simcore.validate.calibration.cuda_power`); power itself is not measured.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from math import exp
 
-from simcore.ops.op import Floor, Op, Pricer, Roofline
+from simcore.ops.op import Floor, Op
 
 # Dynamic power over clock: clock times voltage squared.
 EXPONENT = 3.0
@@ -43,19 +43,17 @@ def bound_by_arithmetic(op: Op, floor: Floor) -> bool:
     return floor.compute_s > floor.memory_s and op.dtype in FORMATS
 
 
-def arithmetic_share(op: Op, floor: Floor, price: Pricer, roofline: Roofline) -> float:
-    """The share of an op's time that the clock of the card decides; of a fused op by its parts, unless it
-    crosses a link, or memory bounds it as a whole."""
-    bound = bound_by_arithmetic(op, floor)
-    if not bound or op.axis or not op.parts:
-        return float(bound)
+def arithmetic_share(op: Op, floor: Floor, of_part: Callable[[Op], tuple[float, Floor]]) -> float:
+    """The share of an op's time that the clock of the card decides; of a fused op that crosses no link by its
+    parts. `of_part`: the seconds of a part, and its floor."""
+    if op.axis or not op.parts:
+        return float(bound_by_arithmetic(op, floor))
     whole_s = bound_s = 0.0
     known: dict[int, tuple[float, float]] = {}
     for part in op.parts:
         if id(part) not in known:
-            cost = price(part)
-            share = bound_by_arithmetic(part, roofline(part).of(cost))
-            known[id(part)] = cost.seconds, cost.seconds if share else 0.0
+            seconds, least = of_part(part)
+            known[id(part)] = seconds, seconds if bound_by_arithmetic(part, least) else 0.0
         seconds, of_arithmetic_s = known[id(part)]
         whole_s += seconds
         bound_s += of_arithmetic_s

@@ -123,9 +123,21 @@ class Cuts:
             if self._local is not None and not _crosses(op):
                 found = self._local._bound(op, sizes, here)
             else:
-                found = _bound(op.at(sizes), self._price, self._roofline)
+                found = self._priced(op.at(sizes), sizes, here)
             (here if op.needs else self._bounds)[id(op)] = found
         return found
+
+    def _priced(self, op: Op, sizes: Mapping[str, int], here: dict[int, Bound]) -> Bound:
+        bare = op.without_place
+        cost = self._price(bare)
+        floor = self._roofline(bare).of(cost)
+
+        def of_part(part: Op) -> tuple[float, Floor]:
+            priced, least, _, _ = self._bound(part, sizes, here)
+            return priced.price.seconds, least
+
+        share = arithmetic_share(bare, floor, of_part)
+        return PricedOp(op, cost, floor.seconds), floor, op.ranks > 1, share
 
     def _cut(self, graph: Graph, sizes: Mapping[str, int]) -> Iterator[Segment]:
         early: dict[int, list[Publication]] = defaultdict(list)
@@ -158,14 +170,6 @@ class Cuts:
 def _crosses(op: Op) -> bool:
     """Whether an op may cross a link: it is a collective, a put, or a fused op."""
     return bool(op.axis or op.parts)
-
-
-def _bound(op: Op, price: Pricer, roofline: Roofline) -> Bound:
-    bare = op.without_place
-    cost = price(bare)
-    floor = roofline(bare).of(cost)
-    share = arithmetic_share(bare, floor, price, roofline)
-    return PricedOp(op, cost, floor.seconds), floor, op.ranks > 1, share
 
 
 def _local(bound: list[Bound], leaving: list[tuple[float, Publication]]) -> Segment:

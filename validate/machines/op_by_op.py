@@ -119,7 +119,7 @@ class Isolated:
 
     def _error(self, op: Op, device: torch.device | str) -> float | None:
         try:
-            return numeric_error(op, device=device)
+            return numeric_error(op, ON_CARDS, device)
         except FAILURES as error:
             self.failed[op] = f"numerics: {one_line(error)}"
             go_on()

@@ -8,7 +8,7 @@ from typing import Any
 
 from simcore.ops.op import SourceKind
 from simcore.studies.common import OperatorAxes, Standing, ranged
-from simcore.studies.operators.crossovers import Lead, leads, not_ranked, ranked, settings
+from simcore.studies.operators.crossovers import Lead, fastest, leads, not_ranked, settings
 from simcore.studies.operators.published import DATA_SET, LATENCY, OUT_OF_MEMORY
 from simcore.studies.operators.runner import Bench
 
@@ -48,12 +48,8 @@ def _left_out(bench: Bench, cases: Sequence[OperatorAxes]) -> str:
 
 def standings(bench: Bench, cases: Sequence[OperatorAxes]) -> list[Standing]:
     """Returns the fastest method at each setting and length, among the cases that can be ranked."""
-    best: dict[tuple[Any, ...], tuple[float, OperatorAxes]] = {}
-    for case, latency_s in ranked(bench, cases):
-        place = (case.length or 0, case.batch, case.decay or 0)
-        if place not in best or latency_s < best[place][0]:
-            best[place] = latency_s, case
-    return [_standing(*best[place]) for place in sorted(best)]
+    best = [found for members in settings(cases).values() for found in fastest(bench, members)]
+    return sorted((_standing(latency_s, case) for case, latency_s in best), key=lambda one: one.load)
 
 
 def _standing(latency_s: float, case: OperatorAxes) -> Standing:

@@ -109,19 +109,27 @@ def never_ranked(bench: Bench, cases: Sequence[OperatorAxes]) -> list[str]:
     return list(dict.fromkeys(case.label for case in cases if case in out and case.label not in others))
 
 
-def leads(bench: Bench, members: Sequence[OperatorAxes]) -> list[Lead]:
-    """Returns the leads among the cases of one setting that can be ranked, shortest lengths first."""
+def fastest(bench: Bench, members: Sequence[OperatorAxes]) -> list[tuple[OperatorAxes, float]]:
+    """Returns the fastest of the cases of one setting that can be ranked at each length, shortest first, with
+    its latency in seconds: the one of the length before while it is tied with it."""
     at: dict[int, dict[str, tuple[OperatorAxes, float]]] = {}
     for case, latency_s in ranked(bench, members):
         assert case.length is not None
         at.setdefault(case.length, {})[case.strategy] = case, latency_s
+    found: list[tuple[OperatorAxes, float]] = []
+    for tokens in sorted(at):
+        best = min(at[tokens].values(), key=lambda each: each[1])
+        again = at[tokens].get(found[-1][0].strategy) if found else None
+        found.append(again if again and _tied(again[1], best[1]) else best)
+    return found
+
+
+def leads(bench: Bench, members: Sequence[OperatorAxes]) -> list[Lead]:
+    """Returns the leads among the cases of one setting that can be ranked, shortest lengths first."""
     found: list[Lead] = []
     before: OperatorAxes | None = None
-    for tokens in sorted(at):
-        case, least_s = min(at[tokens].values(), key=lambda each: each[1])
-        if before is not None and before.strategy in at[tokens]:
-            again, latency_s = at[tokens][before.strategy]
-            case = again if _tied(latency_s, least_s) else case
+    for case, _ in fastest(bench, members):
+        tokens = case.length or 0
         if found and case.label == found[-1].label:
             found[-1] = replace(found[-1], last=tokens)
         else:

@@ -39,7 +39,7 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class _Launched:
-    """A run, the mean latency of its counted launches, and the op's price in the last."""
+    """A run, the mean latency of its counted launches, and the op's mean price in them."""
 
     trace: Trace
     latency_s: float
@@ -185,12 +185,14 @@ class Bench:
         return self.results[case]
 
     def seconds(self, case: OperatorAxes) -> float:
-        """Returns the latency of a case that fits, from prices alone; `run` simulates the same. Simulates
-        too where launches slow those down that follow, at the cap of the card's power."""
+        """Returns the latency of a case that fits, as `run` does: from prices alone, but by a simulation
+        where launches slow down those that follow, at a card's power cap."""
         if case not in self.prices:
             op, costs = self.op(case), self.device.overheads
             if self.device.power is not None:
-                self.prices[case] = self._launched(op, self._model(case, op), "").latency_s
+                known = self.results.get(case)
+                ran_s = known.latency_s if known else None
+                self.prices[case] = ran_s or self._launched(op, self._model(case, op), "").latency_s
             else:
                 launch_s = costs.whole_launch_s(op.kernels)
                 self.prices[case] = max(launch_s, costs.begins_s(launch_s) + self.device.price(op).seconds)
@@ -235,8 +237,10 @@ class Bench:
         trace = device.start(setup).run(lambda m: one_launch(m, graph, begun_s))
         laws.enforce(trace)
         took_s = [mark.at_s - at_s for at_s, mark in zip(begun_s, trace.marks, strict=True)]
-        (priced,) = trace.spans[-1].ops
-        return _Launched(trace, fmean(took_s[UNCOUNTED:]), priced.price)
+        prices = [priced.price for span in trace.spans[UNCOUNTED:] for priced in span.ops]
+        mean_s = fmean(price.seconds for price in prices)
+        mean = prices[-1].times(mean_s / prices[-1].seconds) if prices[-1].seconds else prices[-1]
+        return _Launched(trace, fmean(took_s[UNCOUNTED:]), mean)
 
 
 def _title(case: OperatorAxes) -> str:

@@ -75,8 +75,8 @@ from simcore.validate.machines.shares import SharedOut
 # the replay ahead of it ends: what is queued runs, and the item waits for it. Beside other work nobody knows
 # how much longer a replay takes; queued by the time of the one before, many newcomers would wait for another.
 DEPTH, LEAD_S = 2, 3e-4
-# How much longer than the one before it a replay of the same burst may take, as contexts grow.
-MOST_GROWTH = 1.001
+# Of how many replays the middle one says how long the next will take.
+MIDDLE_OF = 5
 # The longest wait for a signal; about the time of one look at its counter.
 PATIENCE_S, LOOK_S = 10.0, 1e-6
 # Replays of a launch in the rehearsals of a program: all of a run of so many tokens; after REHEARSAL_S only
@@ -220,6 +220,7 @@ class CardRun(Device):
         # How long the last replay of a graph took on a stream of a rank. Where it takes another time the next
         # time, with fewer sequences, the next replay is queued early or late once.
         self._took_s: dict[tuple[int, str, str], float] = {}
+        self._latest_s: dict[tuple[int, str, str], deque[float]] = {}
         # How often each plan, by its id, was queued.
         self._replays: dict[int, int] = defaultdict(int)
         # The last event of launches by their rank and home, if that is not their stream.
@@ -451,10 +452,15 @@ class CardRun(Device):
         self._finish(stream, launch)
 
     def _note_took(self, stream: Stream, launch: Launch, seconds: float, *, first: bool) -> None:
-        """Notes how long a replay took from the end of the one before it. What was queued too late began
-        later; taken as its time, that gap would come back at each replay that follows."""
+        """Notes how long a replay took from the end of the one before it, and takes the middle of the last of
+        a burst. What was queued too late began later, and an end may be noticed late; taken as a replay's
+        time, such a gap would come back at each that follows."""
         key = stream.rank, stream.name, launch.graph.name
-        self._took_s[key] = seconds if first else min(seconds, MOST_GROWTH * self._took_s[key])
+        latest = self._latest_s.setdefault(key, deque(maxlen=MIDDLE_OF))
+        if first:
+            latest.clear()
+        latest.append(seconds)
+        self._took_s[key] = sorted(latest)[(len(latest) - 1) // 2]
 
     def _over(self, ends: Sequence[Any]) -> bool:
         return all(map(self.api.done, ends))
