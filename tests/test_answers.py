@@ -133,10 +133,12 @@ def on_card(
     return answers, cache
 
 
-@slow
 @pytest.mark.parametrize("kind", BOTH)
 @pytest.mark.parametrize("seed", first(1, range(6)))
-@pytest.mark.parametrize("name", list(schedules(Random(0))))
+@pytest.mark.parametrize(
+    "name",
+    [name if name == "iteration" else pytest.param(name, marks=slow) for name in schedules(Random(0))],
+)
 def test_a_card_answers_the_same(name: str, seed: int, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Several blocks a request, and more requests than places."""
     monkeypatch.setattr(cuda_served, "PAGE", 16)

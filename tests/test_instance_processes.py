@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing import active_children
@@ -37,7 +37,16 @@ from simcore.validate.machines.cuda.runs import CardInstance, RealCard, card_ins
 from simcore.validate.machines.cuda.states import CardStates
 from simcore.validate.machines.here import CpuInstance
 from simcore.validate.machines.processes import Apart, ProcessRun
-from simcore.validate.machines.workers import LEAVING_S, QUEUES, Maker, Pool, Worker, WorkerError, _unpriced
+from simcore.validate.machines.workers import (
+    LEAVING_S,
+    QUEUES,
+    Maker,
+    Pool,
+    Worker,
+    WorkerError,
+    _one_queue,
+    _unpriced,
+)
 from simcore.validate.timing.allocator import memory_for_others
 from simcore.validate.timing.pace import Pace
 from simcore.workload.requests import END, REQUESTS, Batch, Journal, Request
@@ -335,7 +344,7 @@ def others_in_group(group: int) -> list[int]:
     ("number", "code", "says"),
     [
         (signal.SIGINT, 130, "interrupted"),
-        pytest.param(signal.SIGTERM, 143, "told to end", marks=thorough),
+        (signal.SIGTERM, 143, "told to end"),
         (signal.SIGKILL, -signal.SIGKILL, ""),
     ],
 )
@@ -382,6 +391,20 @@ def test_an_interrupt_while_weights_are_sent_waits_for_no_process(monkeypatch: p
         Pool(CpuInstance, None, [(0, "instance 0")])
     assert time.perf_counter() - begun_s < LEAVING_S
     assert not active_children()
+
+
+@pytest.mark.parametrize("given", [None, "4"])
+def test_only_while_a_process_starts_there_is_one_queue(
+    given: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unless the user says how many."""
+    monkeypatch.delenv(QUEUES, raising=False)
+    if given is not None:
+        monkeypatch.setenv(QUEUES, given)
+    with suppress(RuntimeError), _one_queue():
+        assert os.environ[QUEUES] == (given or "1")
+        raise RuntimeError
+    assert os.environ.get(QUEUES) == given
 
 
 @slow

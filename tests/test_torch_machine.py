@@ -373,7 +373,6 @@ def test_stop_and_until_end_at_a_boundary_but_until_lets_one_run() -> None:
     assert all(d >= 0.002 for d in durations)
 
 
-@slow
 def test_items_time_out_and_arrive_while_the_machine_sleeps_and_while_it_is_busy() -> None:
     run, got = slow_run(2), list[tuple[object, float]]()
 

@@ -129,8 +129,8 @@ def _ratio(bench: Bench, cases: Sequence[OperatorAxes]) -> str:
     return f"; Flash-Decoding is {ranged(ratios)} times as fast as FlashAttention-2"
 
 
-# Share of a time that is not named.
-SMALL = 1e-3
+# Share of a time that is not named; the most ops that are.
+SMALL, MOST_NAMED = 1e-3, 4
 
 
 def _because_of(bench: Bench, source: SourceKind) -> str:
@@ -145,12 +145,22 @@ def _because_of(bench: Bench, source: SourceKind) -> str:
                 shares[kind].append(share)
     found = sorted(((fmean(each), kind) for kind, each in shares.items()), reverse=True)
     named = [f"{kind} {100.0 * share:.2g} %" for share, kind in found if share >= SMALL]
-    return f" (of their time, by op: {', '.join(named)})" if named else ""
+    others = [f"{len(named) - MOST_NAMED} others less"] if len(named) > MOST_NAMED else []
+    return f" (of their time, by op: {', '.join(named[:MOST_NAMED] + others)})" if named else ""
+
+
+def _too_long(bench: Bench) -> list[str]:
+    """Returns a warning of prompts that are longer than their model's context."""
+    limit = bench.config.limit if bench.config else None
+    most = max((case.length or 0 for case in bench.cases()), default=0)
+    if limit is None or most <= limit.tokens:
+        return []
+    return [f"length: {most:,} tokens are more than the {limit.tokens:,} of the model ({limit.source})"]
 
 
 def warnings(bench: Bench, cases: Iterable[OperatorAxes]) -> list[str]:
     """Returns warnings: extrapolated and unmeasured prices, cases that do not fit into memory."""
-    found: list[str] = []
+    found = _too_long(bench)
     sources: dict[str, int] = defaultdict(int)
     out: dict[tuple[str, int], int] = {}
     for case in cases:

@@ -4,7 +4,7 @@
 
 The search is between neighbours of the scenario's lengths at which both fit into memory (`common.crossing`).
 Methods that never differ by more than TIED do not cross: one kernel may serve two of them, at prices that
-were measured twice. A lead stays until another method is ahead by more than that.
+were measured twice. The first of them to lead stands for both.
 """
 
 from collections.abc import Iterator, Sequence
@@ -111,7 +111,7 @@ def never_ranked(bench: Bench, cases: Sequence[OperatorAxes]) -> list[str]:
 
 def fastest(bench: Bench, members: Sequence[OperatorAxes]) -> list[tuple[OperatorAxes, float]]:
     """Returns the fastest of the cases of one setting that can be ranked at each length, shortest first, with
-    its latency in seconds: the one of the length before while it is tied with it."""
+    its latency in seconds; of methods that are tied at all lengths always the same one."""
     at: dict[int, dict[str, tuple[OperatorAxes, float]]] = {}
     for case, latency_s in ranked(bench, members):
         assert case.length is not None
@@ -119,8 +119,13 @@ def fastest(bench: Bench, members: Sequence[OperatorAxes]) -> list[tuple[Operato
     found: list[tuple[OperatorAxes, float]] = []
     for tokens in sorted(at):
         best = min(at[tokens].values(), key=lambda each: each[1])
-        again = at[tokens].get(found[-1][0].strategy) if found else None
-        found.append(again if again and _tied(again[1], best[1]) else best)
+        before = found[-1][0].strategy if found else best[0].strategy
+        alike = before in at[tokens] and all(
+            _tied(here[before][1], here[best[0].strategy][1])
+            for here in at.values()
+            if before in here and best[0].strategy in here
+        )
+        found.append(at[tokens][before] if alike else best)
     return found
 
 
