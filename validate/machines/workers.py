@@ -40,7 +40,7 @@ from simcore.workload.requests import Batch, Request
 READY, FINISH = "ready", "finish"
 # If this environment variable is set, a worker prints where an error of it arose.
 TRACEBACK = "SIMCORE_TRACEBACK"
-# Queues of a card that the context of a process takes. A card has a number of channels for all processes, and a
+# Queues of a card that the context of a process takes. A card has so many channels for all processes, and a
 # worker's one stream needs one. With the driver's own number some of sixteen workers are told that memory
 # is out, and others take up to 36 s to begin (validate/measured/h200_processes.csv).
 QUEUES = "CUDA_DEVICE_MAX_CONNECTIONS"
