@@ -831,9 +831,9 @@ def _check_power(where: str, scenario: Scenario, device: DeviceInUse, limit: Pow
         only = f"how far {device.title} throttles its clock under load was not measured"
         return [f"{only}: {where_so} it is predicted too fast beside {device.measured_on.name}"]
     if limit is None:
-        same = device.spec.board_power_w == load_device(device.base).board_power_w
-        unknown = f"what the power of {device.base} limits is not known"
-        return [] if same or not uses else [f"device.change.board_power_w: changes no time: {unknown}"]
+        if not uses or "board_power_w" not in device.change:
+            return []
+        return [f"device.change.board_power_w: changes no time: how {device.base} throttles is not known"]
     cap_w, name = device.spec.board_power_w or 0.0, "device.change.board_power_w"
     if limit.idle >= 1.0:
         idle_w = limit.idle * cap_w

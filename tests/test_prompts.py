@@ -336,3 +336,31 @@ def test_what_cannot_be_asked_is_refused(changes: dict[str, Any], says: str) -> 
         document |= {"dtype": "bf16", "length": [64]}
     with pytest.raises(InputError, match=says):
         simcore.run(document)
+
+
+@pytest.mark.parametrize(
+    ("device", "says"),
+    [
+        ({"base": "a6000", "change": {"board_power_w": 150.0}}, ["changes no time: how a6000 throttles"]),
+        ("b200-sxm", ["how far b200-sxm throttles its clock under load was not measured: with long prompts"]),
+        ("h200-sxm", []),
+        ("a6000", []),
+    ],
+)
+def test_where_a_power_cap_is_not_known_a_warning_says_so(device: Any, says: list[str]) -> None:
+    document = {
+        "name": "caps", "study": "prompt", "device": device, "model": "hybrid-8b", "dtype": "bf16",
+        "methods": ["lightning"], "length": [512],
+    }  # fmt: skip
+    warnings = [one for one in simcore.run(document).warnings if "throttles" in one]
+    assert len(warnings) == len(says)
+    assert all(wanted in found for wanted, found in zip(says, warnings, strict=True))
+
+
+def test_prompts_beyond_the_model_s_context_are_named() -> None:
+    document = {
+        "name": "long", "study": "prompt", "device": "h200-sxm", "model": "hybrid-8b", "dtype": "bf16",
+        "methods": ["lightning"], "length": [512, 200_000],
+    }  # fmt: skip
+    (warning,) = (one for one in simcore.run(document).warnings if one.startswith("length:"))
+    assert "200,000 tokens are more than the 131,072 of the model" in warning

@@ -45,8 +45,8 @@ def bound_by_arithmetic(op: Op, floor: Floor) -> bool:
 
 def arithmetic_share(op: Op, floor: Floor, of_part: Callable[[Op], tuple[float, Floor]]) -> float:
     """The share of an op's time that the clock of the card decides; of a fused op that crosses no link by its
-    parts. `of_part`: the seconds of a part, and its floor."""
-    if op.axis or not op.parts:
+    parts, which are of one format. `of_part`: the seconds of a part, and its floor."""
+    if op.axis or not op.parts or op.dtype not in FORMATS:
         return float(bound_by_arithmetic(op, floor))
     whole_s = bound_s = 0.0
     known: dict[int, tuple[float, float]] = {}
