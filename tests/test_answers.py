@@ -36,7 +36,7 @@ from simcore.workload.requests import END, REQUESTS, Batch, Journal, Request, ow
 from tests.fake_card import FakeCudaApi
 from tests.test_card_decoder import BOTH
 from tests.test_torch_decoder import CONFIGS, F32, F64, GQA, SEED, Dense
-from tests.thorough import first, slow
+from tests.thorough import first, slow, thorough
 
 SLOT = 40
 Settings = dict[str, Any]
@@ -137,7 +137,10 @@ def on_card(
 @pytest.mark.parametrize("seed", first(1, range(6)))
 @pytest.mark.parametrize(
     "name",
-    [name if name == "iteration" else pytest.param(name, marks=slow) for name in schedules(Random(0))],
+    [
+        name if name == "iteration" else pytest.param(name, marks=thorough if "no" in name else slow)
+        for name in schedules(Random(0))
+    ],
 )
 def test_a_card_answers_the_same(name: str, seed: int, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Several blocks a request, and more requests than places."""

@@ -36,7 +36,7 @@ from tests import fake_card
 from tests.fake_card import FakeCudaApi
 from tests.programs import RandomProgram, meet, random_programs, sends, toy, toy_price, toys
 from tests.test_torch_machine import Clock, items, same_order, without_time
-from tests.thorough import examples, slow
+from tests.thorough import examples, thorough
 
 fixed = settings(derandomize=True, database=None)
 needs_card = [
@@ -662,7 +662,7 @@ def test_beside_work_of_another_stream_an_item_waits_for_no_further_replay_eithe
         assert sum(wait_s < 0.3 * Busy.TOOK_S for wait_s in waits_s) == 3
 
 
-@slow
+@thorough
 @pytest.mark.usefixtures("clock")
 @pytest.mark.parametrize("kind", BOTH)
 def test_items_time_out_and_arrive_while_the_machine_sleeps_and_while_it_is_busy(kind: str) -> None:

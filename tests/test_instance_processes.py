@@ -420,8 +420,11 @@ def test_a_process_begins_with_one_queue_of_a_card(
     pool = Pool(CpuInstance, None, [(0, "instance 0")])
     try:
         (process,) = active_children()
-        said = Path(f"/proc/{process.pid}/environ").read_bytes().split(b"\0")
-        assert f"{QUEUES}={given or 1}".encode() in said
+        said, until_s = b"", time.perf_counter() + SOON_S
+        # Empty until the process has begun to run.
+        while not said and time.perf_counter() < until_s:
+            said = Path(f"/proc/{process.pid}/environ").read_bytes()
+        assert f"{QUEUES}={given or 1}".encode() in said.split(b"\0")
         assert os.environ.get(QUEUES) == given
     finally:
         pool.close()
