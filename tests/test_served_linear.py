@@ -16,7 +16,8 @@ from simcore.kernels.linear_attention.triton_served import (
     served_step,
 )
 from simcore.ops.linear_layer import linear_attention_prompts
-from simcore.validate.timing.card_kernels import ON_CARDS
+from simcore.validate.ladder.rungs import numeric_error
+from simcore.validate.timing.card_kernels import HELD, ON_CARDS
 from tests.thorough import first
 
 HAS_GPU = torch.cuda.is_available()
@@ -173,6 +174,10 @@ def test_what_a_card_times_of_an_op_is_what_a_step_that_serves_computes(prompts:
     assert kernel.run(op, *given) is given.out
     assert off(given.out, exact.out) <= BOUNDS[given.out.dtype]
     assert off(given.states, exact.states) <= 2e-4
+    # A ladder's rung of numerics holds the same kernel against the same reference.
+    error = numeric_error(op, HELD, DEVICE)
+    assert error is not None
+    assert error <= 2.0 * BOUNDS[given.out.dtype]
 
 
 def test_what_does_not_fit_is_named() -> None:

@@ -38,7 +38,7 @@ from simcore.validate.ladder.rungs import (
 )
 from simcore.validate.machines.cuts import units
 from simcore.validate.machines.reuse import found_in_cache
-from simcore.validate.timing.card_kernels import ON_CARDS
+from simcore.validate.timing.card_kernels import HELD, ON_CARDS
 from simcore.validate.timing.cuda_times import FAILURES, go_on, measured
 from simcore.validate.timing.op_times import op_times, plain
 
@@ -119,7 +119,7 @@ class Isolated:
 
     def _error(self, op: Op, device: torch.device | str) -> float | None:
         try:
-            return numeric_error(op, ON_CARDS, device)
+            return numeric_error(op, HELD, device)
         except FAILURES as error:
             self.failed[op] = f"numerics: {one_line(error)}"
             go_on()

@@ -21,3 +21,6 @@ ON_CARDS: Mapping[str, Kernel] = {
     **{kind: _placed(kind, kernel) for kind, kernel in TABLE.items()},
     **ON_A_CARD,
 }
+# Of which results are held against a reference: those of the table take the same tensors as their references,
+# those at a position do not.
+HELD: Mapping[str, Kernel] = {**TABLE, **ON_A_CARD}
