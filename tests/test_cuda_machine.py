@@ -5,7 +5,7 @@ the real one (marker `gpu`). What ran is read off the trace and off what the ops
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from math import prod
@@ -573,12 +573,12 @@ class Held(Busy):
         return super().done(event)
 
 
-def test_a_host_that_notices_an_end_late_queues_the_others_no_sooner(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What an item may end is queued as late as can be, also then."""
+def bursts_of_held(monkeypatch: pytest.MonkeyPatch, *, looking: bool) -> Iterator[tuple[Held, CardRun]]:
+    """Yields twice a run of a burst of some hundred replays, and the card with what it noted of it."""
     ours = Clock()
     for module in (host_side, cuda_api):
         monkeypatch.setattr(module, "time", ours)
-    api = Held(ours, looking=True)
+    api = Held(ours, looking)
     card = Card([ToyCard(api)], api)
 
     def program(m: Machine) -> Program:
@@ -586,7 +586,13 @@ def test_a_host_that_notices_an_end_late_queues_the_others_no_sooner(monkeypatch
         yield m.wait(m.launch(A, repeat=10**6, until="fed"))
         assert len(m.poll("fed")) == 1
 
-    for _ in run_twice(card, program, feed={(0, "fed"): [(100.5 * Busy.TOOK_S, "item")]}):
+    for run in run_twice(card, program, feed={(0, "fed"): [(100.5 * Busy.TOOK_S, "item")]}):
+        yield api, run
+
+
+def test_a_host_that_notices_an_end_late_queues_the_others_no_sooner(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What an item may end is queued as late as can be, also then."""
+    for api, _ in bursts_of_held(monkeypatch, looking=True):
         early = [lead_s for lead_s in api.leads_s[3:] if lead_s > 5e-4]
         assert len(api.leads_s) >= 90
         assert (api.looked > 0, len(early)) == (True, 0)
@@ -594,17 +600,7 @@ def test_a_host_that_notices_an_end_late_queues_the_others_no_sooner(monkeypatch
 
 def test_a_host_that_was_held_up_once_is_late_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The gap before one replay is none of its time: else each that follows would be queued as late."""
-    ours = Clock()
-    for module in (host_side, cuda_api):
-        monkeypatch.setattr(module, "time", ours)
-    api = Held(ours, looking=False)
-    card = Card([ToyCard(api)], api)
-
-    def program(m: Machine) -> Program:
-        yield m.wait(m.launch(A, repeat=10**6, until="fed"))
-        assert len(m.poll("fed")) == 1
-
-    for run in run_twice(card, program, feed={(0, "fed"): [(100.5 * Busy.TOOK_S, "item")]}):
+    for _, run in bursts_of_held(monkeypatch, looking=False):
         spans = sorted(run.trace.spans, key=lambda span: span.start_s)
         late = [b for a, b in pairwise(spans) if b.start_s - a.end_s > 0.02 * Busy.TOOK_S]
         assert len(spans) >= 95

@@ -139,8 +139,8 @@ def _because_of(bench: Bench, source: SourceKind) -> str:
     if bench.config is None:
         return ""
     shares: dict[str, list[float]] = defaultdict(list)
-    for case in bench.cases():
-        for (of, kind), share in bench.sources(case).items() if bench.fits(case) else ():
+    for case in filter(bench.fits, bench.cases()):
+        for (of, kind), share in bench.sources(case).items():
             if of == source:
                 shares[kind].append(share)
     found = sorted(((fmean(each), kind) for kind, each in shares.items()), reverse=True)

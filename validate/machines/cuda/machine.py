@@ -217,10 +217,9 @@ class CardRun(Device):
         self._may_take: dict[tuple[str, int, int], int] = defaultdict(int)
         # The values of tensors that hold sizes, by address.
         self._sizes: dict[int, int] = {}
-        # How long the last replay of a graph took on a stream of a rank. Where it takes another time the next
-        # time, with fewer sequences, the next replay is queued early or late once.
-        self._took_s: dict[tuple[int, str, str], float] = {}
-        self._latest_s: dict[tuple[int, str, str], deque[float]] = {}
+        # How long the last replays of a graph took on a stream of a rank. Where it takes another time the
+        # next time, with fewer sequences, the next replay is queued early or late once.
+        self._took_s: dict[tuple[int, str, str], deque[float]] = {}
         # How often each plan, by its id, was queued.
         self._replays: dict[int, int] = defaultdict(int)
         # The last event of launches by their rank and home, if that is not their stream.
@@ -452,15 +451,14 @@ class CardRun(Device):
         self._finish(stream, launch)
 
     def _note_took(self, stream: Stream, launch: Launch, seconds: float, *, first: bool) -> None:
-        """Notes how long a replay took from the end of the one before it, and takes the middle of the last of
-        a burst. What was queued too late began later, and an end may be noticed late; taken as a replay's
-        time, such a gap would come back at each that follows."""
+        """Notes how long a replay took from the end of the one before it, of which `_is_due` takes the middle
+        of the last of a burst. What was queued too late began later, and an end may be noticed late; taken as
+        a replay's time, such a gap would come back at each that follows."""
         key = stream.rank, stream.name, launch.graph.name
-        latest = self._latest_s.setdefault(key, deque(maxlen=MIDDLE_OF))
+        latest = self._took_s.setdefault(key, deque(maxlen=MIDDLE_OF))
         if first:
             latest.clear()
         latest.append(seconds)
-        self._took_s[key] = sorted(latest)[(len(latest) - 1) // 2]
 
     def _over(self, ends: Sequence[Any]) -> bool:
         return all(map(self.api.done, ends))
@@ -472,7 +470,8 @@ class CardRun(Device):
             return True
         if any(self._is_busy(lane) for lane in self.card.lanes.values() if lane not in stream.lanes):
             return self._over(ends)
-        took_s = self._took_s.get((stream.rank, stream.name, launch.graph.name), 0.0)
+        latest = sorted(self._took_s.get((stream.rank, stream.name, launch.graph.name), (0.0,)))
+        took_s = latest[(len(latest) - 1) // 2]
         return self.now() >= began_s + took_s - LEAD_S or self._over(ends)
 
     def _finish(self, stream: Stream, launch: Launch) -> None:
