@@ -21,6 +21,7 @@ from simcore.devices.in_use import DeviceInUse, chosen_device, not_yet, with_pro
 from simcore.devices.price import STAYS, roofline
 from simcore.devices.profile import Profile
 from simcore.devices.spec import DeviceSpec, Link, check_return, load_device
+from simcore.devices.write_back import write_back_s
 from simcore.input.errors import FieldFaultError, parsed
 from simcore.input.fields import OneDevice, count
 from simcore.input.files import InputError, is_path, nearest, plain, unknown_name
@@ -362,7 +363,7 @@ def _on_device(scenario: Scenario, where: str, device: DeviceInUse, place: Place
     if (given := place.prices) is not None:
         power = hardware.power if place.alone else None
         hardware = replace(hardware, price=lambda ranks, latency_s, free: given, kept=None, power=power)
-    hardware = replace(hardware, price=_all_in_graphs(hardware.price, in_graph_s))
+    hardware = replace(hardware, price=_all_in_graphs(hardware.price, in_graph_s, _left_s(device, place)))
     described = _described(device, link, _formats(hardware.dtypes), hardware.overheads, link_name)
     warnings += _check_power(where, scenario, device, hardware.power)
     described["power_cap"] = _power_described(device, hardware.power)
@@ -539,10 +540,11 @@ def _single_device(device: DeviceInUse, place: Place, overheads: Overheads) -> S
     )
 
 
-def in_graphs(price: Pricer, in_graph_s: float) -> Pricer:
-    """Returns prices of ops that follow others in a graph: `in_graph_s` seconds more per kernel. Prices that
-    are assumed (free ops) and prices of collectives stay as they are."""
-    if in_graph_s == 0.0:
+def in_graphs(price: Pricer, in_graph_s: float, left_s: Callable[[Op], float] | None = None) -> Pricer:
+    """Returns prices of ops that follow others in a graph: `in_graph_s` seconds more per kernel, and what an
+    op makes the next one wait (`left_s`). Prices that are assumed (free ops) and prices of collectives stay
+    as they are."""
+    if in_graph_s == 0.0 and left_s is None:
         return price
 
     @lru_cache(maxsize=1 << 16)
@@ -550,7 +552,7 @@ def in_graphs(price: Pricer, in_graph_s: float) -> Pricer:
         found = price(op)
         if found.source == "assumed" or op.ranks > 1:
             return found
-        return found.longer(in_graph_s * op.kernels)
+        return found.longer(in_graph_s * op.kernels + (left_s(op) if left_s else 0.0))
 
     return longer
 
@@ -558,8 +560,16 @@ def in_graphs(price: Pricer, in_graph_s: float) -> Pricer:
 Prices = Callable[[int, float | None, bool], Pricer]
 
 
-def _all_in_graphs(prices: Prices, in_graph_s: float) -> Prices:
-    return cache(lambda ranks, latency_s, free: in_graphs(prices(ranks, latency_s, free), in_graph_s))
+def _all_in_graphs(prices: Prices, in_graph_s: float, left_s: Callable[[Op], float] | None) -> Prices:
+    return cache(lambda ranks, latency_s, free: in_graphs(prices(ranks, latency_s, free), in_graph_s, left_s))
+
+
+def _left_s(device: DeviceInUse, place: Place) -> Callable[[Op], float] | None:
+    """Returns what ops make the next ones wait, if their prices are of ops alone: neither of whole runs nor
+    floors, which have all traffic of an op in them."""
+    fits = _fits_of(device)
+    alone = fits is not None and fits.granularity == MEASURED if place.prices is None else place.alone
+    return partial(write_back_s, device.spec) if alone else None
 
 
 def _rates_of(profile: FittedProfile | None) -> Rates:

@@ -2,15 +2,19 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 
 from simcore.assembly import Place, assemble, in_graphs
+from simcore.devices.spec import load_device
+from simcore.devices.write_back import write_back_s
 from simcore.models.decoder import Decoder, Dtypes
 from simcore.models.decoder_config import DecoderConfig
 from simcore.ops import op as ops
+from simcore.ops.linear_layer import linear_attention_decode
 from simcore.ops.op import Op, Price
 from simcore.scenario import parse_scenario
 from simcore.validate.calibration import cuda_nodes as card_nodes
@@ -114,3 +118,44 @@ def test_verbs_cost_what_the_place_says_unless_the_scenario_does() -> None:
     # Of two tokens the second one counts, and is launched while the first is computed.
     assert latency_s({**none, "launch_s": 1e-6}, {}, 2) == pytest.approx(latency_s(none, {}, 2), rel=1e-12)
     assert latency_s({**none, "launch_s": 1e-6}, {"launch_s": 0.0}) == latency_s(none, {"launch_s": 0.0})
+
+
+H200 = load_device("h200-sxm")
+HYBRID = {"name": "hybrid", "study": "decode", "device": "h200-sxm", "model": "hybrid-8b", "dtype": "bf16", "tokens": 2,
+          "strategies": [{"kind": "tensor_parallel", "ranks": 1}], "context_tokens": 1024}  # fmt: skip
+
+
+def _state_op(batch: int) -> Op:
+    return linear_attention_decode(batch=batch, heads=32, rank=128, dim=128, dtype="bf16")
+
+
+@pytest.mark.parametrize("batch", [1, 7, 15, 16, 40])
+def test_states_are_written_back_as_far_as_they_stay_in_the_cache(batch: int) -> None:
+    """min(states, half of the cache) / bandwidth, from the second op on."""
+    states = batch * 32 * 128 * 128 * 4
+    expected = min(states, H200.l2_bytes / 2) / H200.hbm_bytes_per_s
+    assert write_back_s(H200, _state_op(batch)) == pytest.approx(expected, rel=1e-12)
+    assert write_back_s(H200, NORM) == 0.0
+    more = in_graphs(price, NODE_S, partial(write_back_s, H200))
+    assert more(_state_op(batch)).seconds == pytest.approx(1e-6 + NODE_S + expected, rel=1e-12)
+    assert more(NORM) == in_graphs(price, NODE_S)(NORM)
+
+
+def _silent(doing: str, done: int, total: int) -> None:
+    pass
+
+
+@pytest.mark.parametrize("batch", [1, 16])
+def test_a_step_takes_longer_by_the_states_that_each_layer_leaves(batch: int) -> None:
+    """At prices of ops alone; not at those of a run, which has that in it, nor at floors of all traffic."""
+    scenario = parse_scenario({**HYBRID, "batch": batch}, "test.yaml")
+    floors = assemble(parse_scenario({**HYBRID, "profile": "none"}, "test.yaml"), "test.yaml").price()
+
+    def token_s(place: Place) -> float:
+        rows = assemble(scenario, "test.yaml", place).study.run(_silent).rows
+        return next(row.value for row in rows if row.metric == "token_latency_s")
+
+    of_a_run = Place("replay", prices=floors)
+    longer_s = token_s(replace(of_a_run, alone=True)) - token_s(of_a_run)
+    # Of 32 layers, 24 have states.
+    assert longer_s == pytest.approx(24 * write_back_s(H200, _state_op(batch)), rel=1e-6)

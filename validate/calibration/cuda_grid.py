@@ -451,7 +451,7 @@ def _linear_attention(method: str) -> Iterator[Family]:
     )  # fmt: skip
     slow = method in SLOW_LENGTHS
     for batch, lengths in [((1, 4, 16), SLOW_LENGTHS[method])] if slow else batches:
-        shapes = LINEAR[:1] if slow else (*LINEAR, RETNET) if batch is FEW_SEQUENCES else LINEAR
+        shapes = (LINEAR[0], RETNET) if slow else (*LINEAR, RETNET) if batch is FEW_SEQUENCES else LINEAR
         yield Family(
             f"linear_attention_{method}", partial(linear.linear_attention, method),
             shapes, {"batch": batch, "length": lengths},
