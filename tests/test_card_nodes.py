@@ -121,8 +121,16 @@ def test_verbs_cost_what_the_place_says_unless_the_scenario_does() -> None:
 
 
 H200 = load_device("h200-sxm")
-HYBRID = {"name": "hybrid", "study": "decode", "device": "h200-sxm", "model": "hybrid-8b", "dtype": "bf16", "tokens": 2,
-          "strategies": [{"kind": "tensor_parallel", "ranks": 1}], "context_tokens": 1024}  # fmt: skip
+HYBRID = {
+    "name": "hybrid",
+    "study": "decode",
+    "device": "h200-sxm",
+    "model": "hybrid-8b",
+    "dtype": "bf16",
+    "tokens": 2,
+    "strategies": [{"kind": "tensor_parallel", "ranks": 1}],
+    "context_tokens": 1024,
+}
 
 
 def _state_op(batch: int) -> Op:

@@ -12,7 +12,6 @@ from random import Random
 from statistics import median
 from typing import Any
 
-import numpy as np
 import pytest
 import typer
 from hypothesis import given
@@ -33,7 +32,7 @@ from simcore.sim.bursts import BurstCost, Piece
 from simcore.sim.clock import Clock
 from simcore.sim.contention import Demand, Rates, alone, max_min_rates
 from simcore.sim.graph_pricer import End, GraphPricer
-from simcore.sim.power import FORMATS, Load, PowerLimit, arithmetic_share
+from simcore.sim.power import FORMATS, Load, PowerLimit, clock_shares
 from simcore.sim.runs import Run, Setup, span_by_span
 from simcore.sim.segments import Segment, slower
 from simcore.sim.simulation import Simulation
@@ -64,17 +63,19 @@ shares = st.floats(0.0, 1.0)
 
 @dataclass
 class Launch:
-    """A launch of so many seconds alone, with its share of arithmetic."""
+    """A launch of so many seconds alone, with its share of arithmetic, and of what else the clock decides."""
 
     seconds: float
     arithmetic: float
+    others: float = 0.0
     total_s: float = 0.0
 
     def run(self, load: Load, start_s: float, *, adds: bool = True) -> float:
         """Runs it; returns its end."""
         arithmetic_s = self.arithmetic * self.seconds
-        (factor,) = load.factors([(arithmetic_s, self.seconds)], start_s)
-        self.total_s = self.seconds + (factor - 1.0) * arithmetic_s
+        clocked_s = arithmetic_s + self.others * self.seconds
+        (factor,) = load.factors([(arithmetic_s, clocked_s, self.seconds)], start_s)
+        self.total_s = self.seconds + (factor - 1.0) * clocked_s
         if adds:
             load.add(factor * arithmetic_s, start_s, start_s + self.total_s)
         return start_s + self.total_s
@@ -140,15 +141,27 @@ def test_a_launch_counts_the_mean_of_its_time(
         means[0] += (own + (a - own) * half) / steps
         means[1] += (1.0 - own + (b - 1.0 + own) * half) / steps
         a, b = own + (a - own) * fades, 1.0 - own + (b - 1.0 + own) * fades
-    (factor,) = load.factors([(own * seconds, seconds)], before_s + gap_s)
+    (factor,) = load.factors([(own * seconds, own * seconds, seconds)], before_s + gap_s)
     assert factor == pytest.approx(LIMIT.factor(*means), rel=1e-4)
 
 
 def test_a_card_that_rests_is_as_fast_as_ever() -> None:
     load = Load(LIMIT)
     end_s = Launch(1.0, 1.0).run(load, 0.0)
-    assert load.factors([(1e-3, 1e-3)], end_s)[0] > 1.15
-    assert load.factors([(1e-3, 1e-3)], end_s + 30 * LIMIT.over_s) == [1.0]
+    assert load.factors([(1e-3, 1e-3, 1e-3)], end_s)[0] > 1.15
+    assert load.factors([(1e-3, 1e-3, 1e-3)], end_s + 30 * LIMIT.over_s) == [1.0]
+
+
+@given(shares, shares, st.floats(0.0, 0.3), st.floats(1e-4, 0.5), shares)
+def test_what_has_no_arithmetic_keeps_its_time_on_a_cool_card(
+    share: float, others: float, gap_s: float, seconds: float, other: float
+) -> None:
+    load = Load(PowerLimit(arithmetic=1.6, others=others, idle=0.1, over_s=0.04))
+    at_s = Launch(0.3, share).run(load, 0.0) + gap_s
+    if load.is_cool(at_s):
+        assert load.factors([(0.0, other * seconds, seconds)] * 20, at_s)[0] == 1.0
+    if share * math.exp(-gap_s / LIMIT.over_s) * (1.0 - math.exp(-0.3 / LIMIT.over_s)) * 1.6 > 1.0:
+        assert not load.is_cool(at_s)
 
 
 def test_launches_beside_each_other_count_together() -> None:
@@ -157,7 +170,7 @@ def test_launches_beside_each_other_count_together() -> None:
     one.add(0.9, 0.0, 1.0)
     two.add(0.45, 0.0, 1.0)
     two.add(0.45, 0.0, 1.0)
-    factors = [load.factors([(1e-3, 1e-3)], 1.0)[0] for load in (one, two)]
+    factors = [load.factors([(1e-3, 1e-3, 1e-3)], 1.0)[0] for load in (one, two)]
     assert factors[0] == pytest.approx(factors[1], rel=0.02)
     assert factors[0] > 1.1
 
@@ -166,22 +179,25 @@ def test_a_burst_takes_as_long_as_its_replays_one_by_one() -> None:
     """Whatever its planned length: what was planned and never ran does not slow down what ran."""
     load, now_s, ends = Load(LIMIT), 0.0, []
     for _ in range(9):
-        now_s = Launch(0.02, 0.6).run(load, now_s)
+        now_s = Launch(0.02, 0.6, 0.1).run(load, now_s)
         ends.append(now_s)
     for planned in (9, 500):
         growing = (1e-12, 0.0, 0.0, 0.0)
-        work = BurstCost([Piece(0, planned, 0.0, (0.02, 0.01, 0.0, 0.0), growing)], arithmetic_s=0.012)
-        work.slow(Load(LIMIT).factors([(0.012, 0.02)] * planned, 0.0))
+        piece = Piece(0, planned, 0.0, (0.02, 0.01, 0.0, 0.0), growing)
+        work = BurstCost([piece], arithmetic_s=0.012, clocked_s=0.014)
+        work.slow(Load(LIMIT).factors([(0.012, 0.014, 0.02)] * planned, 0.0))
         assert [work.end_s(i) for i in range(9)] == pytest.approx(ends, rel=1e-9)
         assert [work.replay_at(end - 1e-6) for end in ends] == [*range(9)]
         work.truncate(9)
         assert work.total_s == pytest.approx(ends[-1], rel=1e-9)
         assert work.longer_s == pytest.approx(ends[-1] - 9 * 0.02, rel=1e-6)
+        assert work.arithmetic_under_load_s == pytest.approx(9 * 0.012 + 12 / 14 * work.longer_s)
         assert work.floor_s() == pytest.approx(0.09)
 
 
 def test_slower_replays_ask_for_as_much_of_the_device() -> None:
-    work = BurstCost([Piece(0, 5, 0.0, (1.0, 0.5, 0.25, 0.75), (0.0, 0.0, 0.0, 0.0))], arithmetic_s=0.5)
+    piece = Piece(0, 5, 0.0, (1.0, 0.5, 0.25, 0.75), (0.0, 0.0, 0.0, 0.0))
+    work = BurstCost([piece], arithmetic_s=0.2, clocked_s=0.5)
     before = work.demand(0)
     work.slow([1.0, 1.1, 1.2])
     assert [work.demand(i).compute for i in range(5)] == pytest.approx([before.compute] * 5, abs=2e-3)
@@ -216,11 +232,14 @@ def test_launches_take_as_long_as_the_law_says() -> None:
     found, plain = (simulated(in_turn, limit).rows.table() for limit in (LIMIT, None))
     load = Load(LIMIT)
     for i, (start_s, end_s) in enumerate(zip(found["start_s"], found["end_s"], strict=True)):
-        launch = Launch(0.04, 1.0) if i % 2 == 0 else Launch(0.04, 0.0)
-        assert launch.run(load, start_s) == pytest.approx(end_s, rel=1e-9)
-    took = found["end_s"] - found["start_s"]
-    assert took[60] > 1.03 * (plain["end_s"] - plain["start_s"])[60]
-    assert took[1::2] == pytest.approx(np.full(40, 0.04))
+        now_s = start_s
+        # Of the second kind, twice 0.02 s, traffic takes 90 %.
+        for launch in [Launch(0.04, 1.0)] if i % 2 == 0 else [Launch(0.02, 0.0, 0.1)] * 2:
+            now_s = launch.run(load, now_s)
+        assert now_s == pytest.approx(end_s, rel=1e-9)
+    longer = (found["end_s"] - found["start_s"]) / (plain["end_s"] - plain["start_s"])
+    assert longer[60] > 1.03
+    assert 1.0 + 0.01 * (longer[60] - 1.0) < longer[61] < 1.0 + 0.1 * (longer[60] - 1.0)
 
 
 @pytest.mark.parametrize("rows", [True, False])
@@ -341,15 +360,16 @@ def test_only_what_comes_after_arithmetic_leaves_later() -> None:
     put = sends("s", 1, signal="go").publishes[0]
     whole = Segment(
         (memory, product, memory), 3.0, Demand(0.5, 0.5), False, ((1.0, put), (1.5, put), (2.5, put)), 1.0,
-        {id(product): 1.0},
+        1.0, {id(product): 1.0},
     )  # fmt: skip
     found = slower(whole, 1.2)
     assert [each.price.seconds for each in found.ops] == pytest.approx([1.0, 1.2, 1.0])
-    assert (found.seconds, found.arithmetic_s) == pytest.approx((3.2, 1.2))
+    assert (found.seconds, found.arithmetic_s, found.clocked_s) == pytest.approx((3.2, 1.2, 1.2))
     assert [at_s for at_s, _ in found.publications] == pytest.approx([1.0, 1.6, 2.7])
     assert found.demand == whole.demand
     # Slowed down in two steps, and an op of which half is arithmetic.
-    twice = slower(slower(replace(whole, bound={id(product): 0.5}, arithmetic_s=0.5), 1.2), 1.5)
+    half = replace(whole, clocked={id(product): 0.5}, arithmetic_s=0.5, clocked_s=0.5)
+    twice = slower(slower(half, 1.2), 1.5)
     assert twice.ops[1].price.seconds == pytest.approx(0.5 + 0.5 * 1.2 * 1.5)
     assert twice.arithmetic_s == pytest.approx(0.5 * 1.2 * 1.5)
 
@@ -368,11 +388,14 @@ def test_the_arithmetic_of_a_fused_op_is_that_of_its_parts() -> None:
 
     of_part = parts_by(price, toy_roofline)
     # Whatever bounds the whole.
+    traffic_s = toy_roofline(memory).of(price(memory)).memory_s
     for floor in (bound, idle):
-        assert arithmetic_share(one, floor, of_part) == pytest.approx(0.4)
-    # What crosses a link is one whole.
-    assert arithmetic_share(replace(one, axis="tensor"), bound, of_part) == 1.0
-    assert (arithmetic_share(product, bound, of_part), arithmetic_share(memory, idle, of_part)) == (1.0, 0.0)
+        assert clock_shares(one, 5.0, floor, of_part) == pytest.approx((0.4, 1.0 - traffic_s / 5.0))
+    # What crosses a link is one whole, and waits by no clock.
+    assert clock_shares(replace(one, axis="tensor"), 5.0, bound, of_part) == (1.0, 1.0)
+    assert clock_shares(replace(memory, axis="tensor"), 3.0, idle, of_part) == (0.0, 0.0)
+    assert clock_shares(product, 1.0, bound, of_part) == (1.0, 1.0)
+    assert clock_shares(memory, 3.0, Floor(0.0, 2.4, 0.0), of_part) == pytest.approx((0.0, 0.2))
 
 
 def prompts(model: str, length: int) -> Any:
@@ -388,7 +411,8 @@ def prompts(model: str, length: int) -> Any:
 def share_of(bench: Any) -> float:
     (case,), price, floor = bench.cases(), bench.device.price, bench.device.roofline
     op = bench.op(case)
-    return arithmetic_share(op, floor(op).of(price(op)), parts_by(price, floor))
+    seconds = price(op).seconds
+    return clock_shares(op, seconds, floor(op).of(price(op)), parts_by(price, floor))[0]
 
 
 def test_the_share_of_arithmetic_does_not_jump_with_the_length() -> None:

@@ -145,13 +145,15 @@ NO_ORIGIN = Origin()
 class BurstCost:
     """The work of a burst: pieces in order, whose prices come from `origin`. `launch_s`: host time of a
     launch; `since_s`: when its stream last began to work; `kernels`: kernels in a replay. `arithmetic_s`: the
-    seconds of a replay alone in ops that arithmetic bounds, without those whose sizes grow."""
+    seconds of a replay alone in ops that arithmetic bounds, `clocked_s`: those that the card's clock decides
+    (`power.clock_shares`), both without ops whose sizes grow."""
 
     __slots__ = (
         "_around",
         "_begins",
         "_longer_s",
         "arithmetic_s",
+        "clocked_s",
         "kernels",
         "launch_s",
         "origin",
@@ -161,9 +163,16 @@ class BurstCost:
         "total_s",
     )
 
-    def __init__(self, pieces: list[Piece], origin: Origin = NO_ORIGIN, arithmetic_s: float = 0.0) -> None:
+    def __init__(
+        self,
+        pieces: list[Piece],
+        origin: Origin = NO_ORIGIN,
+        arithmetic_s: float = 0.0,
+        clocked_s: float = 0.0,
+    ) -> None:
         self.pieces = pieces
         self.arithmetic_s = arithmetic_s
+        self.clocked_s = clocked_s
         # By how much each replay is longer under load; the last one counts for all that follow.
         self._longer_s: list[float] = []
         last = pieces[-1]
@@ -242,10 +251,11 @@ class BurstCost:
         return until_s, demand
 
     def slow(self, factors: list[float]) -> None:
-        """Makes the arithmetic of each replay so many times as long; the last factor is of all that follow.
+        """Makes what the clock decides of each replay so many times as long; the last factor is of all that
+        follow.
         Demands stay: a slower clock keeps the device as busy."""
         self._around, self._begins = UNKNOWN, None
-        self._longer_s = longer = [(factor - 1.0) * self.arithmetic_s for factor in factors]
+        self._longer_s = longer = [(factor - 1.0) * self.clocked_s for factor in factors]
         pieces: list[Piece] = []
         before_s = 0.0
         for piece in self.pieces:
@@ -274,7 +284,8 @@ class BurstCost:
     @property
     def arithmetic_under_load_s(self) -> float:
         """The seconds of all replays in ops that arithmetic bounds, as long as they take under load."""
-        return self.arithmetic_s * self.replays + self.longer_s
+        share = self.arithmetic_s / self.clocked_s if self.clocked_s > 0.0 else 0.0
+        return self.arithmetic_s * self.replays + share * self.longer_s
 
     def truncate(self, replays: int) -> None:
         """Keeps only the first `replays` replays."""

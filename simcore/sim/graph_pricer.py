@@ -35,7 +35,7 @@ from simcore.sim.bursts import (
     lines,
     pieces_of,
 )
-from simcore.sim.power import arithmetic_share
+from simcore.sim.power import clock_shares
 
 End = Literal["value", "low", "high"]
 ENDS: tuple[End, ...] = get_args(End)
@@ -45,8 +45,8 @@ MOST_KNOWN = 1 << 15
 # The octave (bursts.Lines) by which `settle_by_probes` decides, and all other sizes there: tokens from
 # 131,072 on, of a number of sequences that profiles hardly measure: between measured points prices bend.
 PROBED, OTHERS = 18, 37
-# Seconds at each end, floor, memory, arithmetic, seconds of ops that arithmetic bounds; and for each source
-# its seconds at each end.
+# Seconds at each end, floor, memory, arithmetic, seconds of ops that arithmetic bounds, seconds that the
+# clock decides; and for each source its seconds at each end.
 PricedEnds = tuple[tuple[float, ...], tuple[tuple[SourceKind, tuple[float, ...]], ...]]
 Key = tuple[int, ...]
 # The name of the size that grows, and the values of all sizes, with 0 for the growing one.
@@ -184,7 +184,7 @@ class PricedGroups:
         return price.seconds, self._roofline(part).of(price)
 
     def _cost(self, group: Group, sizes: Mapping[str, int]) -> PricedEnds:
-        value_s = low_s = high_s = least_s = memory_s = compute_s = bound_s = 0.0
+        value_s = low_s = high_s = least_s = memory_s = compute_s = bound_s = clocked_s = 0.0
         shares: dict[SourceKind, list[float]] = {}
         for op, count in group.ops:
             here = op.at(sizes)
@@ -194,7 +194,8 @@ class PricedGroups:
             value_s, low_s, high_s = value_s + taken[0], low_s + taken[1], high_s + taken[2]
             memory_s += count * floor.memory_s
             compute_s += count * floor.compute_s
-            bound_s += arithmetic_share(here, floor, self._of_part) * taken[0]
+            arithmetic, clocked = clock_shares(here, price.seconds, floor, self._of_part)
+            bound_s, clocked_s = bound_s + arithmetic * taken[0], clocked_s + clocked * taken[0]
             # An assumed price may be faster than the datasheet allows (law 6).
             if price.source != "assumed":
                 least_s += count * floor.seconds
@@ -202,7 +203,7 @@ class PricedGroups:
             for i in range(len(ENDS)):
                 known[i] += taken[i]
         by_source = tuple([(source, tuple(shares[source])) for source in SOURCES if source in shares])
-        return (value_s, low_s, high_s, least_s, memory_s, compute_s, bound_s), by_source
+        return (value_s, low_s, high_s, least_s, memory_s, compute_s, bound_s, clocked_s), by_source
 
 
 def _at(priced: PricedEnds, number: int) -> Cost:
@@ -211,20 +212,25 @@ def _at(priced: PricedEnds, number: int) -> Cost:
     return (numbers[number], numbers[3], numbers[4], numbers[5])
 
 
-def _arithmetic_s(priced: PricedEnds, number: int) -> float:
-    """The seconds of a group, at end number `number` of ENDS, in ops that arithmetic bounds."""
+def _under_clock(priced: PricedEnds, number: int) -> tuple[float, float]:
+    """The seconds of a group, at end number `number` of ENDS, in ops that arithmetic bounds, and those that
+    the clock decides."""
     numbers = priced[0]
-    return numbers[6] * numbers[number] / numbers[0] if numbers[6] > 0.0 else 0.0
+    if numbers[7] <= 0.0:
+        return 0.0, 0.0
+    times = numbers[number] / numbers[0]
+    return numbers[6] * times, numbers[7] * times
 
 
 @dataclass(slots=True, eq=False)
 class _Priced:
     """A graph priced at the sizes that do not grow: its fixed groups cost `cost`, its growing groups
-    `curves`. `line`: if there is one curve, the stretch used last, plus `cost`. `arithmetic_s`: see
-    `bursts.BurstCost`."""
+    `curves`. `line`: if there is one curve, the stretch used last, plus `cost`. `arithmetic_s`, `clocked_s`:
+    see `bursts.BurstCost`."""
 
     cost: Cost
     arithmetic_s: float
+    clocked_s: float
     curves: list[tuple[Curve, str, SourceKind]]
     origin: Origin
     line: Straight
@@ -325,7 +331,8 @@ class GraphPricer:
             if len(plan.known) >= MOST_KNOWN:
                 plan.known.clear()
             priced = plan.known[fixed] = self._priced(plan, sizes)
-        return BurstCost(priced.pieces(sizes, advance, replays), priced.origin, priced.arithmetic_s)
+        pieces = priced.pieces(sizes, advance, replays)
+        return BurstCost(pieces, priced.origin, priced.arithmetic_s, priced.clocked_s)
 
     def _plan(self, graph: Graph, advance: Mapping[str, int]) -> _Plan:
         groups = self._groups.of(graph)
@@ -338,14 +345,15 @@ class GraphPricer:
         return _Plan(graph, stays, [(group, names[0]) for group, names in grows], key, together)
 
     def _priced(self, plan: _Plan, sizes: Mapping[str, int]) -> _Priced:
-        seconds = least_s = memory_s = compute_s = arithmetic_s = 0.0
+        seconds = least_s = memory_s = compute_s = arithmetic_s = clocked_s = 0.0
         shares: dict[SourceKind, float] = {}
         for group in plan.stays:
             priced = self._fixed(group, sizes)
             cost, parts = _at(priced, self._number), self._shares(priced)
             seconds, least_s = seconds + cost[0], least_s + cost[1]
             memory_s, compute_s = memory_s + cost[2], compute_s + cost[3]
-            arithmetic_s += _arithmetic_s(priced, self._number)
+            of_arithmetic_s, of_clock_s = _under_clock(priced, self._number)
+            arithmetic_s, clocked_s = arithmetic_s + of_arithmetic_s, clocked_s + of_clock_s
             for source, of_source_s in parts:
                 shares[source] = shares.get(source, 0.0) + of_source_s
         curves = [
@@ -354,7 +362,7 @@ class GraphPricer:
         ]
         origin = Origin(tuple(shares.items()), curves[0][2] if curves else None)
         cost = (seconds, least_s, memory_s, compute_s)
-        return _Priced(cost, arithmetic_s, curves, origin, NOWHERE)
+        return _Priced(cost, arithmetic_s, clocked_s, curves, origin, NOWHERE)
 
     def _one_by_one(
         self, plan: _Plan, sizes: Mapping[str, int], advance: Mapping[str, int], replays: int
@@ -362,7 +370,7 @@ class GraphPricer:
         """The work of a burst priced replay by replay: several sizes of one group grow at once, and its price
         may not be linear in them."""
         pieces, before_s, now = [], 0.0, dict(sizes)
-        arithmetic_s = sum([_arithmetic_s(self._fixed(group, now), self._number) for group in plan.stays])
+        clock = [_under_clock(self._fixed(group, now), self._number) for group in plan.stays]
         for replay in range(replays):
             costs = [
                 _at(self._fixed(group, now), self._number)
@@ -378,7 +386,8 @@ class GraphPricer:
             before_s += cost[0]
             now = {name: size + advance.get(name, 0) for name, size in now.items()}
         group, name = plan.grows[0]
-        return BurstCost(pieces, Origin((), self._source(group, name, sizes)), arithmetic_s)
+        arithmetic_s, clocked_s = sum([each[0] for each in clock]), sum([each[1] for each in clock])
+        return BurstCost(pieces, Origin((), self._source(group, name, sizes)), arithmetic_s, clocked_s)
 
     def _fixed(self, group: Group, sizes: Mapping[str, int]) -> PricedEnds:
         return self._groups.cost(group, tuple([sizes[name] for name in group.reads]))

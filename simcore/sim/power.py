@@ -1,4 +1,4 @@
-"""The clock of a card at its power cap: under load, ops that arithmetic bounds take longer than alone.
+"""The clock of a card at its power cap: under load ops take longer than alone, most where arithmetic bounds.
 
     a, b       shares of the time in ops that arithmetic bounds, and in others: exponential moving averages,
                a moment t ago weighs exp(-t / over_s)
@@ -7,8 +7,9 @@
 A, B and I are the powers of arithmetic at the full clock, of other ops and of an idle card, in shares of the
 power cap. A card over its cap throttles its clock. Dynamic power grows with the third power of the clock, for
 the voltage follows it; so arithmetic slows down by the cube root of its power over what the other ops leave.
-Other ops are not slowed down: the memory has a clock of its own. Shares are at most 1 in all: what several
-streams do at once beyond that costs no power here.
+Of other ops, what they take beyond their traffic at the memory's full rate is slowed down as much (starts,
+waits, sums), and the traffic is not: the memory has a clock of its own. Shares are at most 1 in all: what
+several streams do at once beyond that costs no power here.
 
 Inside a launch of T seconds, a and b move from the past's to its own. Their means over the launch count:
 
@@ -34,30 +35,45 @@ LEAST = 0.05
 # Replays of a burst until their times have settled: later ones take as long as the last of these.
 MOST_REPLAYS, SETTLED = 256, 1e-9
 
+# Seconds of a replay alone: in ops that arithmetic bounds, those that the clock decides, and all.
+Alone = tuple[float, float, float]
 # When a launch that still runs began, and its seconds of arithmetic so far.
 Begun = tuple[float, float]
 
 
-def bound_by_arithmetic(op: Op, floor: Floor) -> bool:
-    """Whether the clock of the card decides how long an op takes."""
-    return floor.compute_s > floor.memory_s and op.dtype in FORMATS
+def clock_shares(
+    op: Op, seconds: float, floor: Floor, of_part: Callable[[Op], tuple[float, Floor]]
+) -> tuple[float, float]:
+    """The share of an op's time that arithmetic bounds, and the share that the clock of the card decides: the
+    former, and of what memory bounds the time beyond its traffic. Of a fused op that crosses no link by its
+    parts, which are of one format. `of_part`: the seconds of a part, and its floor.
 
-
-def arithmetic_share(op: Op, floor: Floor, of_part: Callable[[Op], tuple[float, Floor]]) -> float:
-    """The share of an op's time that the clock of the card decides; of a fused op that crosses no link by its
-    parts, which are of one format. `of_part`: the seconds of a part, and its floor."""
+    >>> from simcore.ops.op import norm
+    >>> op = norm("norm", tokens=1, hidden=8, dtype="bf16")
+    >>> clock_shares(op, 4e-6, Floor(0.0, 3e-6, 0.0), lambda part: (0.0, Floor(0.0, 0.0, 0.0)))
+    (0.0, 0.25)
+    """
     if op.axis or not op.parts or op.dtype not in FORMATS:
-        return float(bound_by_arithmetic(op, floor))
-    whole_s = bound_s = 0.0
-    known: dict[int, tuple[float, float]] = {}
+        return _own_shares(op, seconds, floor)
+    whole_s = bound_s = clocked_s = 0.0
+    known: dict[int, tuple[float, float, float]] = {}
     for part in op.parts:
         if id(part) not in known:
-            seconds, least = of_part(part)
-            known[id(part)] = seconds, seconds if bound_by_arithmetic(part, least) else 0.0
-        seconds, of_arithmetic_s = known[id(part)]
-        whole_s += seconds
-        bound_s += of_arithmetic_s
-    return bound_s / whole_s if whole_s > 0.0 else 0.0
+            part_s, least = of_part(part)
+            arithmetic, clocked = _own_shares(part, part_s, least)
+            known[id(part)] = part_s, arithmetic * part_s, clocked * part_s
+        part_s, arithmetic_s, by_clock_s = known[id(part)]
+        whole_s, bound_s, clocked_s = whole_s + part_s, bound_s + arithmetic_s, clocked_s + by_clock_s
+    return (bound_s / whole_s, clocked_s / whole_s) if whole_s > 0.0 else (0.0, 0.0)
+
+
+def _own_shares(op: Op, seconds: float, floor: Floor) -> tuple[float, float]:
+    """`clock_shares` of an op as a whole; what crosses a link has no more than its arithmetic."""
+    if floor.compute_s > floor.memory_s:
+        return (1.0, 1.0) if op.dtype in FORMATS else (0.0, 0.0)
+    if op.axis or op.parts or seconds <= 0.0:
+        return 0.0, 0.0
+    return 0.0, max(0.0, 1.0 - floor.memory_s / seconds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,16 +112,20 @@ class Load:
         # Moving averages at `_at_s`.
         self._arithmetic = self._others = self._at_s = 0.0
 
-    def factors(
-        self, parts: Iterable[tuple[float, float]], at_s: float, running: Sequence[Begun] = ()
-    ) -> list[float]:
-        """How many times as long the arithmetic takes of the replays of a launch that begins at `at_s`.
-        `parts`: for each replay its seconds in ops that arithmetic bounds, and all its seconds, both alone;
-        `running`: launches that run at `at_s`. Ends early once replays take equally long."""
+    def is_cool(self, at_s: float, running: Sequence[Begun] = ()) -> bool:
+        """Whether the clock stays at its full rate for what begins at `at_s` and has no arithmetic."""
+        limit, arithmetic = self._limit, self._shares(at_s, running)[0]
+        most = max(limit.others, limit.idle)
+        return max(most, arithmetic * limit.arithmetic + (1.0 - arithmetic) * most) <= 1.0
+
+    def factors(self, parts: Iterable[Alone], at_s: float, running: Sequence[Begun] = ()) -> list[float]:
+        """How many times as long those seconds take that the clock decides, of the replays of a launch that
+        begins at `at_s`. `running`: launches that run at `at_s`. Ends early once replays take equally long.
+        """
         over_s, limit = self._limit.over_s, self._limit
         arithmetic, others = self._shares(at_s, running)
         found: list[float] = []
-        for arithmetic_s, total_s in parts:
+        for arithmetic_s, clocked_s, total_s in parts:
             if total_s <= 0.0:
                 found.append(1.0)
                 continue
@@ -115,7 +135,7 @@ class Load:
                 own + (arithmetic - own) * weight, 1.0 - own + (others - 1.0 + own) * weight
             )
             found.append(factor)
-            took_s = total_s + (factor - 1.0) * arithmetic_s
+            took_s = total_s + (factor - 1.0) * clocked_s
             own = min(1.0, factor * arithmetic_s / took_s)
             fades = exp(-took_s / over_s)
             before = arithmetic

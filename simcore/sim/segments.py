@@ -15,14 +15,14 @@ from itertools import accumulate
 from simcore.machine.trace import PricedOp
 from simcore.ops.op import Floor, Graph, Op, Pricer, Publication, Roofline
 from simcore.sim.contention import Demand
-from simcore.sim.power import arithmetic_share
+from simcore.sim.power import clock_shares
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Segment:
     """Local ops, or one collective. `publications`: each with the seconds of work after which it leaves;
-    `arithmetic_s`: its seconds of arithmetic (`power.arithmetic_share`); `bound`: the share of it in each op
-    that has some, by the op's id."""
+    `arithmetic_s`: its seconds in ops that arithmetic bounds; `clocked_s`: those that the card's clock
+    decides (`power.clock_shares`); `clocked`: their share of each op that has some, by the op's id."""
 
     ops: tuple[PricedOp, ...]
     seconds: float
@@ -30,29 +30,30 @@ class Segment:
     collective: bool
     publications: tuple[tuple[float, Publication], ...]
     arithmetic_s: float = 0.0
-    bound: Mapping[int, float] = field(default_factory=dict)
+    clocked_s: float = 0.0
+    clocked: Mapping[int, float] = field(default_factory=dict)
 
 
 def slower(segment: Segment, factor: float) -> Segment:
-    """A segment whose arithmetic takes `factor` times as long."""
-    if not segment.bound:
+    """A segment in which what the clock decides takes `factor` times as long."""
+    if not segment.clocked:
         return segment
     # Layers repeat the same few objects, and so they do here.
     longer: dict[int, PricedOp] = {}
-    bound: dict[int, float] = {}
+    clocked: dict[int, float] = {}
     for priced in segment.ops:
-        share = segment.bound.get(id(priced), 0.0)
+        share = segment.clocked.get(id(priced), 0.0)
         if share > 0.0 and id(priced) not in longer:
             times = 1.0 + (factor - 1.0) * share
             here = longer[id(priced)] = replace(priced, price=priced.price.times(times))
-            bound[id(here)] = factor * share / times
+            clocked[id(here)] = factor * share / times
     ops = tuple([longer.get(id(priced), priced) for priced in segment.ops])
     before = [0.0, *accumulate([priced.price.seconds for priced in segment.ops])]
     after = [0.0, *accumulate([priced.price.seconds for priced in ops])]
     return Segment(
         ops, after[-1], segment.demand, segment.collective,
         tuple([(_moved(at_s, before, after), each) for at_s, each in segment.publications]),
-        factor * segment.arithmetic_s, bound,
+        factor * segment.arithmetic_s, factor * segment.clocked_s, clocked,
     )  # fmt: skip
 
 
@@ -65,8 +66,9 @@ def _moved(at_s: float, before: list[float], after: list[float]) -> float:
     return after[op] + inside * (after[op + 1] - after[op])
 
 
-# An op at its sizes with its price, its floor, whether it is a collective, and its share of arithmetic.
-Bound = tuple[PricedOp, Floor, bool, float]
+# An op at its sizes with its price, its floor, whether it is a collective, and its shares of arithmetic and
+# of what the clock decides.
+Bound = tuple[PricedOp, Floor, bool, float, float]
 
 
 class Cuts:
@@ -133,11 +135,11 @@ class Cuts:
         floor = self._roofline(bare).of(cost)
 
         def of_part(part: Op) -> tuple[float, Floor]:
-            priced, least, _, _ = self._bound(part, sizes, here)
+            priced, least, *_ = self._bound(part, sizes, here)
             return priced.price.seconds, least
 
-        share = arithmetic_share(bare, floor, of_part)
-        return PricedOp(op, cost, floor.seconds), floor, op.ranks > 1, share
+        shares = clock_shares(bare, cost.seconds, floor, of_part)
+        return PricedOp(op, cost, floor.seconds), floor, op.ranks > 1, *shares
 
     def _cut(self, graph: Graph, sizes: Mapping[str, int]) -> Iterator[Segment]:
         early: dict[int, list[Publication]] = defaultdict(list)
@@ -150,7 +152,7 @@ class Cuts:
         here: dict[int, Bound] = {}
         for i, op in enumerate(graph.ops):
             found = self._bound(op, sizes, here)
-            priced, _, collective, _ = found
+            priced, _, collective, *_ = found
             if collective:
                 if local:
                     yield _local(local, leaving)
@@ -173,14 +175,15 @@ def _crosses(op: Op) -> bool:
 
 
 def _local(bound: list[Bound], leaving: list[tuple[float, Publication]]) -> Segment:
-    ops = tuple([priced for priced, _, _, _ in bound])
+    ops = tuple([priced for priced, *_ in bound])
     seconds = sum([priced.price.seconds for priced in ops])
     if seconds <= 0.0:
         return Segment(ops, 0.0, Demand(0.0, 0.0), False, tuple(leaving))
-    memory = sum([floor.memory_s for _, floor, _, _ in bound]) / seconds
-    compute = sum([floor.compute_s for _, floor, _, _ in bound]) / seconds
+    memory = sum([floor.memory_s for _, floor, *_ in bound]) / seconds
+    compute = sum([floor.compute_s for _, floor, *_ in bound]) / seconds
     kernels_per_s = sum([priced.op.kernels for priced in ops]) / seconds
     demand = Demand(min(1.0, memory), min(1.0, compute), kernels_per_s=kernels_per_s)
-    arithmetic_s = sum([share * priced.price.seconds for priced, _, _, share in bound])
-    shares = {id(priced): share for priced, _, _, share in bound if share > 0.0}
-    return Segment(ops, seconds, demand, False, tuple(leaving), arithmetic_s, shares)
+    arithmetic_s = sum([share * priced.price.seconds for priced, _, _, share, _ in bound])
+    clocked_s = sum([share * priced.price.seconds for priced, *_, share in bound])
+    shares = {id(priced): share for priced, *_, share in bound if share > 0.0}
+    return Segment(ops, seconds, demand, False, tuple(leaving), arithmetic_s, clocked_s, shares)

@@ -475,11 +475,14 @@ class Simulation:
         """The work of a launch that begins as soon as its host has issued it."""
         pricer, load = self._kinds[launch.rank].graph_pricer, self._loads[launch.rank]
         work = pricer.ramp(launch.graph, launch.sizes, launch.advance, launch.repeat)
-        if load is not None and work.arithmetic_s > 0.0:
+        if load is not None and work.clocked_s > 0.0:
+            at_s, running = max(launch.issued_s, self.env.now), self._under_way(launch.rank)
+            if work.arithmetic_s <= 0.0 and load.is_cool(at_s, running):
+                return work
             ends = itertools.chain((0.0,), map(work.end_s, range(work.replays)))
-            parts = ((work.arithmetic_s, end_s - begin_s) for begin_s, end_s in itertools.pairwise(ends))
-            at_s = max(launch.issued_s, self.env.now)
-            factors = load.factors(parts, at_s, self._under_way(launch.rank))
+            own = work.arithmetic_s, work.clocked_s
+            parts = ((*own, end_s - begin_s) for begin_s, end_s in itertools.pairwise(ends))
+            factors = load.factors(parts, at_s, running)
             if max(factors) > 1.0:
                 work.slow(factors)
         return work
@@ -689,15 +692,17 @@ class Simulation:
         return Cause(id_, self.env.now)
 
     def _under_load(self, rank: int, replays: Sequence[Segment]) -> Sequence[Segment]:
-        """Returns segments that begin now, with their arithmetic as long as the load of the device makes
-        it."""
+        """Returns segments that begin now, as long as the load of the device makes them."""
         load = self._loads[rank]
         if load is None:
             return replays
-        if not any(segment.bound for segment in replays):
+        if not any(segment.clocked for segment in replays):
             return replays
-        parts = [(segment.arithmetic_s, segment.seconds) for segment in replays]
-        factors = load.factors(parts, self.env.now, self._under_way(rank))
+        running = self._under_way(rank)
+        if load.is_cool(self.env.now, running) and not any(segment.arithmetic_s for segment in replays):
+            return replays
+        parts = [(segment.arithmetic_s, segment.clocked_s, segment.seconds) for segment in replays]
+        factors = load.factors(parts, self.env.now, running)
         if max(factors) == 1.0:
             return replays
         last = len(factors) - 1
