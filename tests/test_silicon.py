@@ -587,6 +587,24 @@ def test_a_model_that_nothing_is_fitted_to_is_judged_apart(tmp_path: Path) -> No
     assert {one.model for mine in drawn(rows, 0).values() for one in mine} == {llama.row.model}
 
 
+def test_rows_that_do_not_say_how_many_clients_there_were_are_told_apart(tmp_path: Path) -> None:
+    """All are judged; those that say so are given beside. Of a table that never says it nothing is said."""
+    source = f"{PLAIN_8B['silicon_data_source']}; silicon_concurrency=4"
+    assert row(PLAIN_8B, 4, 1, tmp_path, silicon_data_source=source).says_clients
+    assert not row(PLAIN_8B, 4, 1, tmp_path).says_clients
+    told, untold = judged(tmp_path, (1.1, 1.0), (3.0, 1.0))
+    told = replace(told, row=replace(told.row, model="qwen3-32b", says_clients=True))
+    untold = replace(untold, row=replace(untold.row, model="qwen3-32b", id="untold"))
+    text = "\n".join(lines([told, untold], {told.row.series.name: NO_HOST_TIME}, 1))
+    assert "| qwen3-32b: nothing was fitted to it | 2 | 105.0 % |" in text
+    assert "| of them those that say how many clients there were | 1 | 10.0 % |" in text
+    rows = [told.row, untold.row]
+    assert "how many clients" in silicon._why(untold, 0.0, rows)
+    assert "how many clients" not in silicon._why(told, 0.0, rows) + silicon._why(untold, 0.0, [untold.row])
+    alone = "\n".join(lines([untold], {untold.row.series.name: NO_HOST_TIME}, 1))
+    assert "how many clients" not in alone
+
+
 @slow
 def test_rows_of_such_a_model_alone_are_predicted_without_a_constant(tmp_path: Path) -> None:
     path = written(tmp_path / "qwen.csv", line(0, MAX_70B, 2, 2, model_path="Qwen/Qwen3-32B"))

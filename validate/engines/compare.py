@@ -114,6 +114,8 @@ def _why(one: Compared, host_s: float, rows: Sequence[Row]) -> str:
     """Returns the table's evidence against a row, and the main parts of a prediction that is far from it."""
     row, ours = one.row, one.predicted
     words = [found for found in [inconsistent(row, rows)] if found]
+    if not row.says_clients and any(each.says_clients for each in rows):
+        words.append("says nothing of how many clients there were")
     if ours.preemptions:
         words.append(f"KV cache full: {ours.preemptions} preemptions simulated")
     # Nearly all clients of a closed loop have a sequence in each step.
@@ -208,6 +210,9 @@ def _overall(judged: Sequence[Compared], apart: Sequence[Compared]) -> Iterator[
     for model in sorted({one.row.model for one in apart}):
         own = [one for one in apart if one.row.model == model]
         table.append([f"{model}: nothing was fitted to it", *_cells(own)])
+        says = [one for one in own if one.row.says_clients]
+        if 0 < len(says) < len(own):
+            table.append(["of them those that say how many clients there were", *_cells(says)])
     yield from markdown(table)
 
 

@@ -36,6 +36,9 @@ FITTED = frozenset({"llama-3.1-8b", "llama-3.1-70b"})
 FORMATS = {"fp8": "fp8", "fp8_block": "fp8", "": "bf16", "bf16": "bf16", "float16": "bf16"}
 # The KV cache of a series whose rows have it in the format of their weights.
 AS_WEIGHTS = "weights"
+# What a row's origin says of how many clients there were. Without it only the batch of its configuration is
+# known, which is another number where several servers share the clients.
+SAYS_CLIENTS = "silicon_concurrency="
 COLUMNS = (
     "id", "silicon_data_source", "backend", "model_path", "system", "mode", "isl", "osl", "gemm_quant_mode",
     "batch_size", "tp_size", "pp_size", "silicon_ttft_ms", "silicon_tpot_ms",
@@ -96,7 +99,8 @@ def series() -> tuple[Series, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One measured row; times in seconds, `weights`: the number format of the layers' matrices."""
+    """One measured row; times in seconds, `weights`: the number format of the layers' matrices;
+    `says_clients`: whether its origin says how many clients there were."""
 
     id: str
     engine: str
@@ -110,6 +114,7 @@ class Row:
     series: Series
     ttft_s: float
     tpot_s: float
+    says_clients: bool
 
     @property
     def lengths(self) -> str:
@@ -203,6 +208,7 @@ def _row(path: Path, number: int, line: dict[str, str]) -> Row:
         series=one,
         ttft_s=cells.positive(where, line, "silicon_ttft_ms") * 1e-3,
         tpot_s=cells.positive(where, line, "silicon_tpot_ms") * 1e-3,
+        says_clients=SAYS_CLIENTS in line["silicon_data_source"],
     )
 
 
