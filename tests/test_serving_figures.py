@@ -702,6 +702,19 @@ def test_the_one_that_was_overtaken_is_named() -> None:
     assert list(laws.in_turn(case.run())) == ["request 2 was scheduled after one that came later"]
 
 
+@pytest.mark.parametrize(("tokens", "named"), [((7, 7, 9, 8), []), ((7, 7, 9, 9), [3]), ((9, 9, 8, 9), [3])])
+def test_only_a_shorter_prompt_overtakes_one_that_is_late(tokens: tuple[int, ...], named: list[int]) -> None:
+    """The third of four is scheduled after the fourth, which may be if it is longer."""
+    times = [(0.0, 5.0), (1.0, 6.0), (2.0, 8.0), (3.0, 7.0)]
+    requests = [
+        Request(i, at, count, 1, 1, s, 9.0, 9.0)
+        for i, ((at, s), count) in enumerate(zip(times, tokens, strict=True))
+    ]
+    run = replace(Case(requests, Journal(), 1).run(), late={0})
+    says = "was scheduled before an earlier one no longer than it"
+    assert list(laws.in_turn(run)) == [f"request {i} {says}" for i in named]
+
+
 def test_kv_in_shares_of_what_servers_hold_is_at_most_what_was_held() -> None:
     case = Case([Request(0, 0.0, 7, 2, 2, 0.0, 1.0, 2.0)], Journal(), 1)
     case.journal.step(0, 1.0, 2.0, 1, 1, 1, 7, 1, 0, 0.25, 0.5)  # type: ignore[arg-type]

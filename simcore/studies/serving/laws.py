@@ -5,7 +5,8 @@
 3  clock         times are finite and not negative, and no step ends before it starts
 4  capacity      a server never holds more KV than its limit
 5  in turn       on each server the order of first scheduling is that of arrival, so no request starves
-                 (not checked of servers `out_of_turn`: shortest first)
+                 (not checked of servers `out_of_turn`: shortest first; where long prompts are `late`, of
+                 requests alone that are no shorter than any before them)
 6  Little        area under the number in the system = sum of the times spent in it:
                      integral N(t) dt = sum(finish_s - arrival_s),  N counted while the run lasts
 7  decoding      steps decode no longer than requests are between their first and their last token:
@@ -40,8 +41,9 @@ REQUEST_TIMES = ("arrival_s", "scheduled_s", "first_token_s", "finish_s")
 @dataclass(frozen=True, slots=True, eq=False)
 class Run:
     """The run that laws check. `kv_limit`: units of KV of one server; `out_of_turn`: ranks of servers that do
-    not keep the order of arrival; `occupancy`: the machine's count of requests, or None; `fleet`: which
-    servers, of `ranks` ranks each, held their devices when, or None; `later_s`: see law 7."""
+    not keep the order of arrival; `late`: of those that prompts enter later the longer they are; `occupancy`:
+    the machine's count of requests, or None; `fleet`: which servers, of `ranks` ranks each, held their
+    devices when, or None; `later_s`: see law 7."""
 
     served: Served
     journal: Steps
@@ -51,6 +53,7 @@ class Run:
     fleet: Fleet | None = None
     ranks: int = 1
     later_s: float = 0.0
+    late: Collection[int] = ()
 
 
 def conservation(run: Run) -> Iterator[str]:
@@ -103,7 +106,14 @@ def in_turn(run: Run) -> Iterator[str]:
     order = done[np.lexsort((served.scheduled_s[done], served.arrival_s[done], served.instance[done]))]
     scheduled_s, instance = served.scheduled_s[order], served.instance[order]
     overtaken = _before(scheduled_s[1:], scheduled_s[:-1]) & (instance[1:] == instance[:-1])
+    overtaken &= ~np.isin(instance[1:], sorted(run.late))
     yield from _named(overtaken, served.id[order[:-1]], "was scheduled after one that came later")
+    for rank in sorted(run.late):
+        mine = order[instance == rank]
+        tokens, begun_s = served.prompt_tokens[mine], served.scheduled_s[mine]
+        longest = tokens[1:] >= np.maximum.accumulate(tokens)[:-1]
+        early = longest & _before(begun_s[1:], np.maximum.accumulate(begun_s)[:-1])
+        yield from _named(early, served.id[mine[1:]], "was scheduled before an earlier one no longer than it")
 
 
 def little(run: Run) -> Iterator[str]:

@@ -373,9 +373,15 @@ class Prepared:
             # Only servers that are alike start and stop.
             self.groups[0].case.ranks,
             0.0 if self.ways_out is None else self.ways_out.later_s,
+            {rank for group in self.groups if _is_late(group.case.strategy) for rank in group.ranks},
         )
         serving_laws.enforce(run)
         return found
+
+
+def _is_late(strategy: ServingStrategy) -> bool:
+    """Whether a prompt may enter the engine after a shorter one that came after it."""
+    return host_of(strategy).prompt_token_late_s > 0.0
 
 
 def prepared(bench: Bench, case: Case, replica: int, end: End = "value", most: int | None = None) -> Prepared:
