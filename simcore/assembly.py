@@ -552,7 +552,9 @@ def in_graphs(price: Pricer, in_graph_s: float, left_s: Callable[[Op], float] | 
         found = price(op)
         if found.source == "assumed" or op.ranks > 1:
             return found
-        return found.longer(in_graph_s * op.kernels + (left_s(op) if left_s else 0.0))
+        found = found.longer(in_graph_s * op.kernels)
+        more_s = left_s(op) if left_s else 0.0
+        return found.leaving(more_s) if more_s else found
 
     return longer
 

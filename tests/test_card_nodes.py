@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from simcore.assembly import Place, assemble, in_graphs
+from simcore.devices.price import roofline
 from simcore.devices.spec import load_device
 from simcore.devices.write_back import write_back_s
 from simcore.models.decoder import Decoder, Dtypes
@@ -17,6 +18,7 @@ from simcore.ops import op as ops
 from simcore.ops.linear_layer import linear_attention_decode
 from simcore.ops.op import Op, Price
 from simcore.scenario import parse_scenario
+from simcore.studies.one_device import DeviceStudy
 from simcore.validate.calibration import cuda_nodes as card_nodes
 from simcore.validate.machines.buffers.cuda_decoder import card_decoder_states
 from simcore.validate.machines.cuda.machine import Card
@@ -167,3 +169,17 @@ def test_a_step_takes_longer_by_the_states_that_each_layer_leaves(batch: int) ->
     longer_s = token_s(replace(of_a_run, alone=True)) - token_s(of_a_run)
     # Of 32 layers, 24 have states.
     assert longer_s == pytest.approx(24 * write_back_s(H200, _state_op(batch)), rel=1e-6)
+
+
+@pytest.mark.parametrize(("profile", "waits"), [("local", True), ("none", False)])
+def test_only_prices_of_ops_alone_have_what_they_leave_added(profile: str, waits: bool) -> None:
+    """By a device's own prices: a datasheet's floor has all traffic in it."""
+    scenario = parse_scenario({**HYBRID, "profile": profile}, "test.yaml")
+    study = assemble(scenario, "test.yaml").study
+    assert isinstance(study, DeviceStudy)
+    op, price = _state_op(16), study.bench.hardware.price(1, None, True)
+    left_s = write_back_s(H200, op) if waits else 0.0
+    assert price(op).left_s == left_s
+    # It is traffic, which the clock does not slow down.
+    floor = roofline(H200)(op)
+    assert floor.of(price(op)).memory_s == pytest.approx(floor.memory_s + left_s)

@@ -26,6 +26,7 @@ from simcore.input.files import InputError
 from simcore.machine import laws
 from simcore.machine.machine import Machine, Overheads, Program
 from simcore.machine.trace import PricedOp
+from simcore.ops import op as ops
 from simcore.ops.op import Floor, Op, Price, Pricer, Roofline, sum_of_parts
 from simcore.scenario import parse_scenario
 from simcore.sim.bursts import BurstCost, Piece
@@ -34,9 +35,10 @@ from simcore.sim.contention import Demand, Rates, alone, max_min_rates
 from simcore.sim.graph_pricer import End, GraphPricer
 from simcore.sim.power import FORMATS, Load, PowerLimit, clock_shares
 from simcore.sim.runs import Run, Setup, span_by_span
-from simcore.sim.segments import Segment, slower
+from simcore.sim.segments import Cuts, Segment, slower
 from simcore.sim.simulation import Simulation
 from simcore.studies.common import of_whole_runs
+from simcore.studies.hardware import at_end
 from simcore.studies.one_device import DeviceStudy
 from simcore.validate.accuracy import power
 from simcore.validate.calibration.power_fit import (
@@ -152,6 +154,32 @@ def test_a_card_that_rests_is_as_fast_as_ever() -> None:
     assert load.factors([(1e-3, 1e-3, 1e-3)], end_s + 30 * LIMIT.over_s) == [1.0]
 
 
+@given(shares, shares, st.floats(0.0, 3.0), st.floats(0.0, 3.0), st.floats(0.0, 3.0))
+def test_no_cap_makes_anything_faster(
+    arithmetic: float, others: float, of_arithmetic: float, of_others: float, idle: float
+) -> None:
+    """Caps below what other ops take, too."""
+    assert PowerLimit(of_arithmetic, of_others, idle, 0.04).factor(arithmetic, others) >= 1.0
+
+
+def test_what_has_no_arithmetic_is_slow_until_the_card_is_cool() -> None:
+    """However short its replays, in one burst or in many."""
+    arithmetic = Launch(0.5, 1.0)
+    ends = []
+    for parts in ([4000], [200] * 20):
+        load = Load(LIMIT)
+        now_s = arithmetic.run(load, 0.0)
+        for count in parts:
+            factors = load.factors([(0.0, 2e-5, 1e-4)] * count, now_s)
+            took_s = [1e-4 + 2e-5 * (factor - 1.0) for factor in factors]
+            end_s = now_s + sum(took_s) + (count - len(took_s)) * took_s[-1]
+            load.add(0.0, now_s, end_s)
+            now_s = end_s
+        ends.append(now_s - arithmetic.total_s)
+    assert ends[0] == pytest.approx(ends[1], rel=1e-9)
+    assert ends[0] > 0.4 * (1.0 + 0.2 * 0.01)
+
+
 @given(shares, shares, st.floats(0.0, 0.3), st.floats(1e-4, 0.5), shares)
 def test_what_has_no_arithmetic_keeps_its_time_on_a_cool_card(
     share: float, others: float, gap_s: float, seconds: float, other: float
@@ -195,13 +223,14 @@ def test_a_burst_takes_as_long_as_its_replays_one_by_one() -> None:
         assert work.floor_s() == pytest.approx(0.09)
 
 
-def test_slower_replays_ask_for_as_much_of_the_device() -> None:
+def test_slower_replays_ask_for_as_much_arithmetic_and_move_as_many_bytes() -> None:
     piece = Piece(0, 5, 0.0, (1.0, 0.5, 0.25, 0.75), (0.0, 0.0, 0.0, 0.0))
     work = BurstCost([piece], arithmetic_s=0.2, clocked_s=0.5)
     before = work.demand(0)
     work.slow([1.0, 1.1, 1.2])
     assert [work.demand(i).compute for i in range(5)] == pytest.approx([before.compute] * 5, abs=2e-3)
-    assert [work.demand(i).memory for i in range(5)] == pytest.approx([before.memory] * 5, abs=2e-3)
+    took_s = [1.0, 1.05, 1.1, 1.1, 1.1]
+    assert [work.demand(i).memory for i in range(5)] == pytest.approx([0.25 / s for s in took_s], abs=2e-3)
     assert [work.end_s(i) for i in range(5)] == pytest.approx([1.0, 2.05, 3.15, 4.25, 5.35])
 
 
@@ -366,7 +395,7 @@ def test_only_what_comes_after_arithmetic_leaves_later() -> None:
     assert [each.price.seconds for each in found.ops] == pytest.approx([1.0, 1.2, 1.0])
     assert (found.seconds, found.arithmetic_s, found.clocked_s) == pytest.approx((3.2, 1.2, 1.2))
     assert [at_s for at_s, _ in found.publications] == pytest.approx([1.0, 1.6, 2.7])
-    assert found.demand == whole.demand
+    assert (found.demand.memory, found.demand.compute) == pytest.approx((0.5 * 3.0 / 3.2, 0.5))
     # Slowed down in two steps, and an op of which half is arithmetic.
     half = replace(whole, clocked={id(product): 0.5}, arithmetic_s=0.5, clocked_s=0.5)
     twice = slower(slower(half, 1.2), 1.5)
@@ -458,6 +487,32 @@ def test_arithmetic_is_of_the_prices_end(end: End, times: float) -> None:
 
     work = GraphPricer(price, toy_roofline, end=end).ramp(toys("a", 2, 3, compute=80), {}, None, 4)
     assert work.arithmetic_s == pytest.approx(times * 0.05)
+    # Of what memory bounds, all beyond the traffic of 60 %, which is as long at each end.
+    graph = toys("b", 2, 3, memory=60)
+    work = GraphPricer(price, toy_roofline, end=end).ramp(graph, {}, None, 4)
+    (segment,) = Cuts(at_end(price, end), toy_roofline).of(graph, {})
+    assert work.clocked_s == pytest.approx(max(0.0, times - 0.6) * 0.05)
+    assert segment.clocked_s == pytest.approx(work.clocked_s)
+    assert (work.arithmetic_s, segment.arithmetic_s) == (0.0, 0.0)
+
+
+def test_attention_over_a_cache_is_traffic() -> None:
+    """Its sizes grow from replay to replay: rows would have no constant."""
+    paged = ops.paged_attention(
+        sequences=4, kv_tokens=4000, q_heads=32, kv_heads=8, head_dim=128, dtype="bf16"
+    )
+    memory = Floor(1e-6, 5e-6, 0.0)
+    assert clock_shares(paged, 1e-5, memory, lambda part: (0.0, memory)) == (0.0, 0.0)
+    product = ops.matmul("qkv", m=4, n=4096, k=4096, dtype="bf16")
+    assert clock_shares(product, 1e-5, memory, lambda part: (0.0, memory)) == (0.0, 0.5)
+
+
+def test_of_formats_that_keep_their_time_what_is_beyond_the_floor_slows_down() -> None:
+    """On both sides of where arithmetic begins to bound."""
+    product = ops.matmul("qkv", m=200, n=4096, k=4096, dtype="fp8")
+    for floor in (Floor(5e-6, 4.999e-6, 0.0), Floor(4.999e-6, 5e-6, 0.0)):
+        found = clock_shares(product, 1e-5, floor, lambda part, floor=floor: (0.0, floor))
+        assert found == pytest.approx((0.0, 0.5))
 
 
 @pytest.mark.parametrize("rows", [True, False])

@@ -319,7 +319,7 @@ class Price:
     `low_s` and `high_s` bound a 90 % interval. `source` "carried" means scaled from another device.
     `early_s`: when an early part of the result leaves the device, for ops that have one (speculative
     attention). `cached`: the op was measured to take less time than its memory traffic would, because its
-    operands are in a cache.
+    operands are in a cache. `left_s`: of its seconds, those of traffic that the op leaves to the next one.
     """
 
     seconds: float
@@ -329,12 +329,18 @@ class Price:
     detail: str
     early_s: float | None = None
     cached: bool = False
+    left_s: float = 0.0
 
     def longer(self, more_s: float) -> "Price":
         """The price of an op whose beginning takes `more_s` longer."""
         early_s = None if self.early_s is None else self.early_s + more_s
         low_s, high_s = self.low_s + more_s, self.high_s + more_s
         return replace(self, seconds=self.seconds + more_s, low_s=low_s, high_s=high_s, early_s=early_s)
+
+    def leaving(self, left_s: float) -> "Price":
+        """The price of an op that leaves so many seconds of traffic to the next one."""
+        seconds, low_s, high_s = self.seconds + left_s, self.low_s + left_s, self.high_s + left_s
+        return replace(self, seconds=seconds, low_s=low_s, high_s=high_s, left_s=left_s)
 
     def times(self, factor: float) -> "Price":
         """The price of an op that takes `factor` times as long."""
@@ -356,8 +362,11 @@ class Floor(NamedTuple):
         return max(self.compute_s, self.memory_s, self.wire_s)
 
     def of(self, price: Price) -> "Floor":
-        """The floor of an op with this price: without memory time if its operands are in a cache."""
-        return self._replace(memory_s=0.0) if price.cached else self
+        """The floor of an op with this price: without memory time if its operands are in a cache, and with
+        what it leaves to the next op."""
+        if not price.cached and price.left_s == 0.0:
+            return self
+        return self._replace(memory_s=price.left_s + (0.0 if price.cached else self.memory_s))
 
 
 Pricer = Callable[[Op], Price]

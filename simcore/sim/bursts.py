@@ -252,8 +252,7 @@ class BurstCost:
 
     def slow(self, factors: list[float]) -> None:
         """Makes what the clock decides of each replay so many times as long; the last factor is of all that
-        follow.
-        Demands stay: a slower clock keeps the device as busy."""
+        follow. A slower clock keeps arithmetic as busy; the memory has as much to do in more time."""
         self._around, self._begins = UNKNOWN, None
         self._longer_s = longer = [(factor - 1.0) * self.clocked_s for factor in factors]
         pieces: list[Piece] = []
@@ -266,8 +265,8 @@ class BurstCost:
                 more_s = longer[min(replay, len(longer) - 1)]
                 cost, growth = _add(piece.cost, _scaled(piece.growth, done)), piece.growth
                 busier = (cost[0] + more_s) / cost[0] if cost[0] > 0.0 else 1.0
-                cost = (cost[0] + more_s, cost[1], cost[2] * busier, cost[3] * busier)
-                growth = (growth[0], growth[1], growth[2] * busier, growth[3] * busier)
+                cost = (cost[0] + more_s, cost[1], cost[2], cost[3] * busier)
+                growth = (growth[0], growth[1], growth[2], growth[3] * busier)
                 pieces.append(Piece(replay, count, before_s, cost, growth))
                 before_s += pieces[-1].work_s(count)
                 done += count

@@ -45,8 +45,8 @@ MOST_KNOWN = 1 << 15
 # The octave (bursts.Lines) by which `settle_by_probes` decides, and all other sizes there: tokens from
 # 131,072 on, of a number of sequences that profiles hardly measure: between measured points prices bend.
 PROBED, OTHERS = 18, 37
-# Seconds at each end, floor, memory, arithmetic, seconds of ops that arithmetic bounds, seconds that the
-# clock decides; and for each source its seconds at each end.
+# Seconds at each end, floor, memory, arithmetic, seconds of ops that arithmetic bounds, and at each end those
+# that the clock decides; and for each source its seconds at each end.
 PricedEnds = tuple[tuple[float, ...], tuple[tuple[SourceKind, tuple[float, ...]], ...]]
 Key = tuple[int, ...]
 # The name of the size that grows, and the values of all sizes, with 0 for the growing one.
@@ -184,7 +184,8 @@ class PricedGroups:
         return price.seconds, self._roofline(part).of(price)
 
     def _cost(self, group: Group, sizes: Mapping[str, int]) -> PricedEnds:
-        value_s = low_s = high_s = least_s = memory_s = compute_s = bound_s = clocked_s = 0.0
+        value_s = low_s = high_s = least_s = memory_s = compute_s = bound_s = 0.0
+        clocked_s = [0.0, 0.0, 0.0]
         shares: dict[SourceKind, list[float]] = {}
         for op, count in group.ops:
             here = op.at(sizes)
@@ -194,8 +195,13 @@ class PricedGroups:
             value_s, low_s, high_s = value_s + taken[0], low_s + taken[1], high_s + taken[2]
             memory_s += count * floor.memory_s
             compute_s += count * floor.compute_s
-            arithmetic, clocked = clock_shares(here, price.seconds, floor, self._of_part)
-            bound_s, clocked_s = bound_s + arithmetic * taken[0], clocked_s + clocked * taken[0]
+            shares_here = clock_shares(here, price.seconds, floor, self._of_part)
+            bound_s += shares_here[0] * taken[0]
+            for i, seconds in enumerate((price.seconds, price.low_s, price.high_s)):
+                share = shares_here[1]
+                if i and 0.0 < share < 1.0:
+                    share = clock_shares(here, seconds, floor, self._of_part)[1]
+                clocked_s[i] += share * taken[i]
             # An assumed price may be faster than the datasheet allows (law 6).
             if price.source != "assumed":
                 least_s += count * floor.seconds
@@ -203,7 +209,7 @@ class PricedGroups:
             for i in range(len(ENDS)):
                 known[i] += taken[i]
         by_source = tuple([(source, tuple(shares[source])) for source in SOURCES if source in shares])
-        return (value_s, low_s, high_s, least_s, memory_s, compute_s, bound_s, clocked_s), by_source
+        return (value_s, low_s, high_s, least_s, memory_s, compute_s, bound_s, *clocked_s), by_source
 
 
 def _at(priced: PricedEnds, number: int) -> Cost:
@@ -216,10 +222,8 @@ def _under_clock(priced: PricedEnds, number: int) -> tuple[float, float]:
     """The seconds of a group, at end number `number` of ENDS, in ops that arithmetic bounds, and those that
     the clock decides."""
     numbers = priced[0]
-    if numbers[7] <= 0.0:
-        return 0.0, 0.0
-    times = numbers[number] / numbers[0]
-    return numbers[6] * times, numbers[7] * times
+    bound_s = numbers[6] * numbers[number] / numbers[0] if numbers[6] > 0.0 else 0.0
+    return bound_s, max(bound_s, numbers[7 + number])
 
 
 @dataclass(slots=True, eq=False)

@@ -35,7 +35,9 @@ OFF = "none"
 MOST_FILES = 64
 ROOT = Path(__file__).resolve().parents[1]
 # The count of numbers in a cost, in a stretch (`graph_pricer.straight`), and in a place without its sizes.
-COST, STRETCH, PLACE = 8, 10, 5
+COST, STRETCH, PLACE = 10, 10, 5
+# What a broken archive raises besides; the second one of features that it seems to have.
+UNREADABLE = (zipfile.BadZipFile, NotImplementedError)
 ENDING = ".npz"
 
 
@@ -57,7 +59,7 @@ class KeptPrices:
             with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
                 found = {name: _known(name, arrays) for name in arrays["groups"].tolist()}
             os.utime(path)
-        except (OSError, ValueError, KeyError, EOFError, TypeError, IndexError, zipfile.BadZipFile):
+        except (OSError, ValueError, KeyError, EOFError, TypeError, IndexError, *UNREADABLE):
             return {}
         return found
 

@@ -8,8 +8,9 @@ A, B and I are the powers of arithmetic at the full clock, of other ops and of a
 power cap. A card over its cap throttles its clock. Dynamic power grows with the third power of the clock, for
 the voltage follows it; so arithmetic slows down by the cube root of its power over what the other ops leave.
 Of other ops, what they take beyond their traffic at the memory's full rate is slowed down as much (starts,
-waits, sums), and the traffic is not: the memory has a clock of its own. Shares are at most 1 in all: what
-several streams do at once beyond that costs no power here.
+waits, sums), and the traffic is not: the memory has a clock of its own. Attention over a cache is all traffic
+here: what it takes beyond that was not measured by the clock. Shares are at most 1 in all: what several
+streams do at once beyond that costs no power here.
 
 Inside a launch of T seconds, a and b move from the past's to its own. Their means over the launch count:
 
@@ -32,8 +33,9 @@ EXPONENT = 3.0
 FORMATS = frozenset({"bf16", "fp16"})
 # What is left for arithmetic at least, in shares of the cap, so that no clock is 0.
 LEAST = 0.05
-# Replays of a burst until their times have settled: later ones take as long as the last of these.
+# Replays of a burst with arithmetic until their times have settled: later ones take as long as the last.
 MOST_REPLAYS, SETTLED = 256, 1e-9
+OVER_A_CACHE = frozenset({"decode_attention", "paged_attention", "speculative_attention"})
 
 # Seconds of a replay alone: in ops that arithmetic bounds, those that the clock decides, and all.
 Alone = tuple[float, float, float]
@@ -45,8 +47,8 @@ def clock_shares(
     op: Op, seconds: float, floor: Floor, of_part: Callable[[Op], tuple[float, Floor]]
 ) -> tuple[float, float]:
     """The share of an op's time that arithmetic bounds, and the share that the clock of the card decides: the
-    former, and of what memory bounds the time beyond its traffic. Of a fused op that crosses no link by its
-    parts, which are of one format. `of_part`: the seconds of a part, and its floor.
+    former, and of all else the time beyond its floor. Of a fused op that crosses no link by its parts, which
+    are of one format. `of_part`: the seconds of a part, and its floor.
 
     >>> from simcore.ops.op import norm
     >>> op = norm("norm", tokens=1, hidden=8, dtype="bf16")
@@ -69,11 +71,11 @@ def clock_shares(
 
 def _own_shares(op: Op, seconds: float, floor: Floor) -> tuple[float, float]:
     """`clock_shares` of an op as a whole; what crosses a link has no more than its arithmetic."""
-    if floor.compute_s > floor.memory_s:
-        return (1.0, 1.0) if op.dtype in FORMATS else (0.0, 0.0)
-    if op.axis or op.parts or seconds <= 0.0:
+    if floor.compute_s > floor.memory_s and op.dtype in FORMATS:
+        return 1.0, 1.0
+    if op.axis or op.parts or op.kind in OVER_A_CACHE or seconds <= 0.0:
         return 0.0, 0.0
-    return 0.0, max(0.0, 1.0 - floor.memory_s / seconds)
+    return 0.0, max(0.0, 1.0 - floor.seconds / seconds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +97,7 @@ class PowerLimit:
         others = min(others, 1.0 - arithmetic)
         left = 1.0 - others * self.others - max(0.0, 1.0 - arithmetic - others) * self.idle
         wanted = arithmetic * self.arithmetic
-        return 1.0 if wanted <= left else float((wanted / max(LEAST, left)) ** (1.0 / EXPONENT))
+        return 1.0 if wanted <= left else max(1.0, float((wanted / max(LEAST, left)) ** (1.0 / EXPONENT)))
 
     def lower(self, times: float) -> "PowerLimit":
         """Returns the law under a cap that is so many times lower."""
@@ -135,13 +137,16 @@ class Load:
                 own + (arithmetic - own) * weight, 1.0 - own + (others - 1.0 + own) * weight
             )
             found.append(factor)
+            if arithmetic_s <= 0.0 and factor == 1.0:
+                # It only gets cooler.
+                break
             took_s = total_s + (factor - 1.0) * clocked_s
             own = min(1.0, factor * arithmetic_s / took_s)
             fades = exp(-took_s / over_s)
             before = arithmetic
             arithmetic = own + (arithmetic - own) * fades
             others = 1.0 - own + (others - 1.0 + own) * fades
-            if len(found) == MOST_REPLAYS or abs(arithmetic - before) < SETTLED:
+            if (len(found) >= MOST_REPLAYS and arithmetic_s > 0.0) or abs(arithmetic - before) < SETTLED:
                 break
         return found
 

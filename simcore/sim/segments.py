@@ -50,8 +50,13 @@ def slower(segment: Segment, factor: float) -> Segment:
     ops = tuple([longer.get(id(priced), priced) for priced in segment.ops])
     before = [0.0, *accumulate([priced.price.seconds for priced in segment.ops])]
     after = [0.0, *accumulate([priced.price.seconds for priced in ops])]
+    demand = Demand(
+        segment.demand.memory * before[-1] / after[-1],
+        segment.demand.compute,
+        kernels_per_s=segment.demand.kernels_per_s,
+    )
     return Segment(
-        ops, after[-1], segment.demand, segment.collective,
+        ops, after[-1], demand, segment.collective,
         tuple([(_moved(at_s, before, after), each) for at_s, each in segment.publications]),
         factor * segment.arithmetic_s, factor * segment.clocked_s, clocked,
     )  # fmt: skip
