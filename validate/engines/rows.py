@@ -21,6 +21,7 @@ from pydantic.dataclasses import dataclass as checked
 
 from simcore.devices.spec import load_device
 from simcore.input.files import STRICT, Count, InputError, Share, read_cells, read_yaml, validated
+from simcore.models.decoder import why_not
 from simcore.models.decoder_config import DecoderConfig, load_config
 from simcore.ops.op import DTYPE_BYTES
 from simcore.validate import cells
@@ -39,6 +40,7 @@ AS_WEIGHTS = "weights"
 # What a row's origin says of how many clients there were. Without it only the batch of its configuration is
 # known, which is another number where several servers share the clients.
 SAYS_CLIENTS = "silicon_concurrency="
+MOST_CLIENTS = 100_000
 COLUMNS = (
     "id", "silicon_data_source", "backend", "model_path", "system", "mode", "isl", "osl", "gemm_quant_mode",
     "batch_size", "tp_size", "pp_size", "silicon_ttft_ms", "silicon_tpot_ms",
@@ -187,29 +189,57 @@ def _row(path: Path, number: int, line: dict[str, str]) -> Row:
         raise InputError(f"{where}: pp_size: is {line['pp_size']}; 1 is allowed")
     given = line["gemm_quant_mode"]
     if given not in FORMATS:
-        raise InputError(f"{where}: gemm_quant_mode: {given!r} is unknown (allowed: {', '.join(FORMATS)})")
-    model, source = _model(line["model_path"]), line["silicon_data_source"]
-    known = (each for each in series() if each.source in source and each.backend == line["backend"])
-    one = next(known, None)
-    if one is None or model is None:
-        raise InputError(
-            f"{where}: silicon_data_source: no series of {line['backend']} in {ENGINES.name} is like it"
-        )
-    return Row(
+        allowed = ", ".join(name or "nothing" for name in FORMATS)
+        raise InputError(f"{where}: gemm_quant_mode: {given!r} is unknown (allowed: {allowed})")
+    model = _model(line["model_path"])
+    assert model is not None
+    ranks, clients, isl, osl = (
+        cells.count(where, line, name) for name in ("tp_size", "batch_size", "isl", "osl")
+    )
+    row = Row(
         id=line["id"],
         engine=line["backend"],
         model=model,
         card=CARDS[line["system"]],
-        ranks=cells.count(where, line, "tp_size"),
-        clients=cells.count(where, line, "batch_size"),
-        isl=cells.count(where, line, "isl"),
-        osl=cells.count(where, line, "osl"),
+        ranks=ranks,
+        clients=clients,
+        isl=isl,
+        osl=osl,
         weights=FORMATS[given],
-        series=one,
+        series=_series(where, line),
         ttft_s=cells.positive(where, line, "silicon_ttft_ms") * 1e-3,
         tpot_s=cells.positive(where, line, "silicon_tpot_ms") * 1e-3,
         says_clients=SAYS_CLIENTS in line["silicon_data_source"],
     )
+    _check_sizes(where, row)
+    return row
+
+
+def _series(where: str, line: dict[str, str]) -> Series:
+    """The series that a line belongs to. Raises InputError."""
+    backend, source = line["backend"], line["silicon_data_source"]
+    backends = sorted({each.backend for each in series()})
+    if backend not in backends:
+        raise InputError(f"{where}: backend: {backend!r} is unknown (allowed: {', '.join(backends)})")
+    found = next((each for each in series() if each.source in source and each.backend == backend), None)
+    if found is None:
+        none = f"no series of {backend} in {ENGINES.name} is like {source!r}"
+        raise InputError(f"{where}: silicon_data_source: {none}")
+    return found
+
+
+def _check_sizes(where: str, row: Row) -> None:
+    """Raises InputError for a row that no run could have given."""
+    config = config_of(row.model)
+    if (why := why_not(config, row.ranks)) is not None:
+        raise InputError(f"{where}: tp_size: {why}")
+    if row.clients > MOST_CLIENTS:
+        raise InputError(f"{where}: batch_size: is {row.clients}; at most {MOST_CLIENTS} is allowed")
+    if row.osl < 2:
+        raise InputError(f"{where}: osl: is {row.osl}; at least 2 is needed, for one token has no TPOT")
+    if config.limit is not None and row.isl + row.osl > config.limit.tokens:
+        more = f"more than {row.model}'s {config.limit.tokens}"
+        raise InputError(f"{where}: isl: {row.isl} and {row.osl} tokens of osl are {more}")
 
 
 # -- impossible rows -------------------------------------------------------------------------------------
