@@ -849,7 +849,7 @@ def _check_power(where: str, scenario: Scenario, device: DeviceInUse, limit: Pow
     cap_w, name = device.spec.board_power_w or 0.0, "device.change.board_power_w"
     if limit.idle >= 1.0:
         idle_w = limit.idle * cap_w
-        raise InputError(f"{where}: {name}: {cap_w:g} W is less than an idle card takes, {idle_w:.0f} W")
+        raise InputError(f"{where}: {name}: {cap_w:g} W is no more than an idle card takes, {idle_w:.1f} W")
     if limit.others > 1.0:
         says = f"{cap_w:g} W is less than ops take that memory bounds, {limit.others * cap_w:.0f} W"
         return [f"{name}: {says}: they would slow down too, which is not modelled"]
