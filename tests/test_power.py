@@ -592,7 +592,7 @@ def test_a_cap_below_what_memory_takes_is_warned_of(watts: float, says: str) -> 
 
 def test_a_cap_below_an_idle_card_is_refused() -> None:
     device = {"base": "h200-sxm", "change": {"board_power_w": 50.0}}
-    with pytest.raises(InputError, match="board_power_w: 50 W is no more than an idle card takes, 75.1 W"):
+    with pytest.raises(InputError, match=r"board_power_w: 50 W is no more than an idle card takes, 75\.1 W"):
         assemble(parse_scenario(a_scenario(1.0, device=device), "here"), "here")
 
 

@@ -117,12 +117,31 @@ def _read_once(rows: pd.DataFrame) -> go.Scatter:
     return common.dotted(contexts, y, READ_ONCE, colour, hover, **look)
 
 
+def _rival(rows: pd.DataFrame, name: str, colour: str) -> go.Scatter:
+    """Returns the second model's latency; rival_token_latency_s rows of one line."""
+    rows = rows.sort_values("context_tokens", kind="stable")
+    contexts, y = rows["context_tokens"], rows["value"] * 1e3
+    hover = [
+        common.by_text(
+            f"<b>{in_figure(name)}</b>", f"{tokens(context)} tokens", f"{milliseconds(value)} per token"
+        )
+        for context, value in zip(contexts, rows["value"], strict=True)
+    ]
+    return common.dotted(contexts, y, name, colour, hover, size=4, dash="dot")
+
+
 def latency_over_context(
-    latency: pd.DataFrame, shown: Sequence[Variant], read_once: pd.DataFrame, hit_rate: float | None = None
+    latency: pd.DataFrame,
+    shown: Sequence[Variant],
+    read_once: pd.DataFrame,
+    hit_rate: float | None = None,
+    *,
+    rival: pd.DataFrame,
 ) -> go.Figure:
     """Draws latency per token against context, a line for each variant. hit_rate None: a band from the fewest
     hits to the most. `latency`: token_latency_s rows of one batch; its optional column `ends` names the
-    interval from low to high. `read_once`: read_once_s rows, drawn unchanged."""
+    interval from low to high. `read_once`: read_once_s rows, drawn unchanged. `rival`: rival_token_latency_s
+    rows of the batch, dotted."""
     figure = go.Figure()
     rows = at_hit_rate(latency, hit_rate).sort_values(["context_tokens", "hit_rate"], kind="stable")
     for variant, own in common.of_variants(rows, shown):
@@ -130,12 +149,17 @@ def latency_over_context(
             figure.add_traces(_latency_band(own, variant))
         else:
             figure.add_trace(_latency_line(own, variant))
+    several = rival["label"].nunique() > 1
+    for variant, own in common.of_variants(rival, shown):
+        of = f", {variant.name}" if several else ""
+        figure.add_trace(_rival(own, f"{own['source'].iloc[0]}{of}", variant.colour))
     figure.add_traces([_read_once(own) for _, own in read_once.groupby("label", sort=False)])
-    return _over_context(figure, latency, (read_once["value"] * 1e3).tolist())
+    return _over_context(figure, latency, [*(read_once["value"] * 1e3), *(rival["value"] * 1e3)])
 
 
-def latency_by_batch(latency: pd.DataFrame) -> go.Figure:
-    """Draws a variant's latency per token against context, a line for each batch; token_latency_s rows."""
+def latency_by_batch(latency: pd.DataFrame, *, rival: pd.DataFrame) -> go.Figure:
+    """Draws a variant's latency per token against context, a line for each batch; token_latency_s rows, and
+    dotted rival_token_latency_s rows."""
     figure = go.Figure()
     rows = latency.sort_values("context_tokens", kind="stable")
     batches = sorted(rows["batch"].unique())
@@ -143,7 +167,10 @@ def latency_by_batch(latency: pd.DataFrame) -> go.Figure:
     for batch, colour, symbol in zip(batches, style.ramp(BATCHES_AS, len(batches)), symbols, strict=False):
         own = rows[rows["batch"] == batch]
         figure.add_trace(_latency_line(own, Variant(f"batch {batch:,.0f}", "", 1, colour, symbol)))
-    return _over_context(figure, latency)
+        other = rival[rival["batch"] == batch]
+        if len(other):
+            figure.add_trace(_rival(other, f"{other['source'].iloc[0]}, batch {batch:,.0f}", colour))
+    return _over_context(figure, latency, (rival["value"] * 1e3).tolist())
 
 
 def _rows(figure: go.Figure, count: int, longest: float, more_px: int = 0, **layout: Any) -> go.Figure:

@@ -265,6 +265,7 @@ def _latency(run: Run) -> list[Section]:
         return []
     rows = rows.assign(ends=INTERVALS[run.measured])
     shown, bound, rates = variants(run.results), _read_once(run), _hit_rates(rows)
+    rival = run.metric("rival_token_latency_s")
     one_context = rows["context_tokens"].nunique() < 2
     dimensions: list[common.Dimension] = [_batches(run, rows)]
     if _one_line_a_batch(rows) and not one_context:
@@ -274,11 +275,12 @@ def _latency(run: Run) -> list[Section]:
 
     def draw(batch: float | None, hit_rate: float | None = None) -> go.Figure:
         if batch is None:
-            return figures.latency_by_batch(rows)
+            return figures.latency_by_batch(rows, rival=rival)
         own = _at(rows, "batch", batch)
         if one_context:
             return figures.latency_bars(own, shown)
-        return figures.latency_over_context(own, shown, _at(bound, "batch", batch), hit_rate)
+        second = _at(rival, "batch", batch)
+        return figures.latency_over_context(own, shown, _at(bound, "batch", batch), hit_rate, rival=second)
 
     at = f" at {tokens(rows['context_tokens'].iloc[0])} tokens" if one_context else " against context"
     of = "of one layer, without embedding and LM head" if run.scenario.get("part") == "layer" else ""
@@ -292,7 +294,8 @@ def _latency(run: Run) -> list[Section]:
     every = f"All {len(rows):,} latencies" if len(rows) > 1 else "The latency"
     details = [Details(f"{every} as a table", table=_all_figures(run))]
     read_once = [] if bound.empty else [READ_ONCE_NOTE]
-    notes = [*_latency_notes(run, rows, one_context), *read_once]
+    second = [] if rival.empty or one_context else [f"Dotted: {rival['source'].iloc[0]}, the second model."]
+    notes = [*_latency_notes(run, rows, one_context), *read_once, *second]
     return [common.section("decode", "latency", words, plots=[plot], notes=notes, details=details)]
 
 
@@ -498,8 +501,14 @@ def _states(run: Run) -> list[Section]:
             [str(label), f"{batch:,.0f}", tokens(context), *cells]
             + [duration(by_mixer[mixer]) if mixer in by_mixer else "" for mixer in mixers]
         )
-    heads = ["", "batch", "context", *STATES.values(), *(f"a layer of {_plain(mixer)}" for mixer in mixers)]
-    table = common.without_empty_columns(Table(heads, lines, "l" + "r" * (len(heads) - 1)))
+    held = run.metric("rival_sequences_held")
+    second = str(held["source"].iloc[0]) if len(held) else ""
+    names = [name.format(rival=second) for name in STATES.values()]
+    heads = ["", "batch", "context", *names, *(f"a layer of {_plain(mixer)}" for mixer in mixers)]
+    align = "l" + "r" * (len(heads) - 1)
+    if rows["label"].nunique() < 2:
+        heads, lines, align = heads[1:], [line[1:] for line in lines], align[1:]
+    table = common.without_empty_columns(Table(heads, lines, align))
     passing = run.results[(run.results["metric"] == "passes_rival_at_tokens")]
     said = passing[["batch", "source"]].dropna().itertuples(index=False)
     notes = list(dict.fromkeys(f"At batch {batch:,.0f} {text}." for batch, text in said if text))
@@ -510,8 +519,8 @@ STATES: Mapping[str, str] = {
     "kv_bytes": "KV",
     "state_bytes": "states",
     "sequences_held": "sequences held",
-    "rival_sequences_held": "with the second model",
-    "speedup_over_rival": "speed-up over it",
+    "rival_sequences_held": "{rival} holds",
+    "speedup_over_rival": "speed-up over {rival}",
 }
 
 
