@@ -37,9 +37,11 @@ from simcore.sim.power import FORMATS, Load, PowerLimit, clock_shares
 from simcore.sim.runs import Run, Setup, span_by_span
 from simcore.sim.segments import Cuts, Segment, slower
 from simcore.sim.simulation import Simulation
+from simcore.studies import serving
 from simcore.studies.common import of_whole_runs
 from simcore.studies.hardware import at_end
 from simcore.studies.one_device import DeviceStudy
+from simcore.studies.serving.study import cases
 from simcore.validate.accuracy import power
 from simcore.validate.calibration.power_fit import (
     Beside,
@@ -57,6 +59,7 @@ from simcore.validate.ladder.rungs import load_bounds
 from simcore.validate.machines.here import Real
 from simcore.validate.program import write_csv
 from tests.programs import sends, toy_price, toy_roofline, toys
+from tests.thorough import slow
 
 MEASURED = Path(simcore.__file__).parents[1] / "validate" / "measured" / "h200_power.csv"
 LIMIT = PowerLimit(arithmetic=1.6, others=0.75, idle=0.1, over_s=0.04)
@@ -369,6 +372,31 @@ def on_streams(seed: int) -> Callable[[Machine], Program]:
         yield m.wait(*tickets)
 
     return program
+
+
+@slow
+def test_spans_of_a_service_take_as_long_as_rows() -> None:
+    """Attention over a cache grows from replay to replay, which toys do not."""
+    document = {
+        "name": "load", "study": "serving", "device": "h200-sxm", "model": "llama-3.1-8b", "dtype": "bf16",
+        "workload": {
+            "requests": 12,
+            "arrivals": {"kind": "poisson", "rate_per_s": 30.0},
+            "prompt_tokens": {"kind": "constant", "value": 700},
+            "output_tokens": {"kind": "constant", "value": 40},
+        },
+        "strategies": [{"kind": "continuous_batching"}],
+    }  # fmt: skip
+    study = assemble(parse_scenario(document, "here"), "here").study
+    assert isinstance(study, DeviceStudy)
+    rows = study.bench
+    assert isinstance(rows, serving.Bench)
+    spans = replace(rows, hardware=replace(rows.hardware, start=span_by_span))
+    cool = replace(rows, hardware=replace(rows.hardware, power=None), prices={}, groups={})
+    (case,) = cases(rows)
+    ends = [bench.run(case, 0).served.finish_s for bench in (rows, spans, cool)]
+    assert ends[0] == pytest.approx(ends[1], rel=1e-6)
+    assert ends[0].sum() > 1.003 * ends[2].sum()
 
 
 @pytest.mark.parametrize("seed", range(6))
