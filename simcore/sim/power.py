@@ -137,7 +137,7 @@ class Load:
                 own + (arithmetic - own) * weight, 1.0 - own + (others - 1.0 + own) * weight
             )
             found.append(factor)
-            if arithmetic_s <= 0.0 and factor == 1.0:
+            if arithmetic_s <= 0.0 and factor == 1.0 and limit.others <= 1.0:
                 # It only gets cooler.
                 break
             took_s = total_s + (factor - 1.0) * clocked_s
