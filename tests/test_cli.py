@@ -14,6 +14,7 @@ import pytest
 
 from simcore import cli, rundir
 from simcore.cli import main
+from tests.child_signals import child_signals
 from tests.command_line import call
 from tests.thorough import slow, thorough
 
@@ -282,17 +283,12 @@ def waiting(code: str, here: Path, *, heeded: int = 0, ignored: int = 0) -> subp
     """A process that runs the command line by some code, and has said that it waits. Of the signal `heeded`
     it has the default, `ignored` is one that it is started to ignore."""
     words = [sys.executable, "-c", code, "run", QUICK, *SMALL]
-    # A shell that runs tests in the background has its children ignore what Ctrl-C sends, nohup hang-ups.
-    before = {heeded: signal.SIG_DFL, ignored: signal.SIG_IGN}
-    kept = {number: signal.signal(number, how) for number, how in before.items() if number}
+    before = {number: how for number, how in ((heeded, signal.SIG_DFL), (ignored, signal.SIG_IGN)) if number}
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    try:
+    with child_signals(before):
         process = subprocess.Popen(
             words, cwd=here, env={**os.environ, "PYTHONPATH": str(ROOT)}, text=True, **pipes
         )
-    finally:
-        for number, how in kept.items():
-            signal.signal(number, how)
     assert process.stdout is not None
     assert process.stdout.readline() == f"{WAITS}\n"
     return process

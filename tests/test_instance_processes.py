@@ -50,6 +50,7 @@ from simcore.validate.machines.workers import (
 from simcore.validate.timing.allocator import memory_for_others
 from simcore.validate.timing.pace import Pace
 from simcore.workload.requests import END, REQUESTS, Batch, Journal, Request
+from tests.child_signals import child_signals
 from tests.fake_card import FakeCudaApi
 from tests.test_answers import Alone, requests
 from tests.test_card_decoder import emulated, needs_card
@@ -355,14 +356,10 @@ def test_whatever_ends_a_run_ends_its_processes(
     file = tmp_path / "apart.yaml"
     file.write_text(SCENARIO, encoding="utf-8")
     command = [sys.executable, "-m", "simcore", "run", str(file), "--on", "cpu"]
-    # A shell that runs tests in the background has its children ignore what Ctrl-C sends.
-    before = signal.signal(signal.SIGINT, signal.SIG_DFL)
-    try:
+    with child_signals({signal.SIGINT: signal.SIG_DFL}):
         process = subprocess.Popen(
             command, cwd=tmp_path, start_new_session=True, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL
         )
-    finally:
-        signal.signal(signal.SIGINT, before)
     until_s = time.perf_counter() + 60.0
     while len(others_in_group(process.pid)) < 2 and time.perf_counter() < until_s:
         time.sleep(0.05)
