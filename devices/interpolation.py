@@ -45,6 +45,7 @@ from simcore.ops.op import DTYPE_BYTES, Op, Price, Shape, SourceKind, prompts
 
 # A shape that differs from every measured one by more than this factor in some dimension is not between them.
 FAR = 8.0
+CELL = math.log(FAR)
 # Products of up to this many rows have a kernel of their own, whose time depends on every row.
 FEW_ROWS = 64
 # (most rows, step): rows of products are padded to a multiple of step; beyond all, of LAST_STEP.
@@ -313,9 +314,10 @@ class Correction:
     """c of one fit: points x_i [n, coordinates] and c there [n], its interval, and the coordinates that are
     equal in all points (`alike`). `kind`: of the ops; `axes`: the coordinates that no earlier one determines;
     `lines`: the others, each with the coordinate that determines it and the values of both, sorted by it;
-    `shapes`: the measured shapes; `box`: the least and the greatest value of each coordinate; `halves`: the
-    points split by whether operands stay in the cache, or None; `errors`: log(measured / predicted) of shapes
-    left out one by one, one each even if coordinates are equal; empty if not computed."""
+    `shapes`: the measured shapes; `box`: the least and the greatest value of each coordinate; `cells`: those
+    with a point in them (`_cell`); `halves`: the points split by whether operands stay in the cache, or None;
+    `errors`: log(measured / predicted) of shapes left out one by one, one each even if coordinates are equal;
+    empty if not computed."""
 
     kind: str
     names: tuple[str, ...]
@@ -326,7 +328,8 @@ class Correction:
     corrections: Numbers
     slices: "_Slices | int"
     shapes: frozenset[Shape]
-    box: tuple[Numbers, Numbers]
+    box: tuple[list[float], list[float]]
+    cells: frozenset[tuple[int, ...]]
     low: float
     high: float
     halves: "_Halves | None" = None
@@ -346,14 +349,14 @@ class Correction:
         x = self._at(coordinates(self.kind, shape))
         if x is None:
             return None
-        inside = np.clip(x, self.box[0], self.box[1])
-        outside = float(np.abs(x - inside).max(initial=0.0))
-        away = float(np.abs(self.points.T - x[:, None]).max(0, initial=0.0).min())
+        inside = self._inside(x)
+        outside = max([abs(a - b) for a, b in zip(x, inside, strict=True)], default=0.0)
         c, known = self._c(inside, self._near(shape))
         source: SourceKind = "interpolated"
         if op.shape in self.shapes:
             source = "measured"
-        elif outside > 0.0 or not known or away > math.log(FAR) or self._is_off_line(x):
+        elif outside > 0.0 or not known or self._is_far(x) or self._is_off_line(x):
+            away = self._away(x)
             source, detail = "extrapolated", f"{detail}, {math.exp(away):.3g} times from what was measured"
             outside = max(outside, 1.0 if not known else away)
         fitted_s = fit.seconds(launches, whole_tiles(self.kind, shape) * floor_s) * math.exp(c)
@@ -365,11 +368,24 @@ class Correction:
         low_s, high_s = interval_of(fitted_s, least_s, self.low**power, self.high**power)
         return Price(seconds, low_s, high_s, source, detail, cached=cached)
 
-    def _at(self, own: Mapping[str, int]) -> Numbers | None:
+    def _at(self, own: Mapping[str, int]) -> list[float] | None:
         """Returns the place of these coordinates; None if they differ from `alike`."""
         if any(own.get(name) != value for name, value in self.alike.items()):
             return None
-        return np.array([_log(own[name]) for name in self.names]) if own.keys() >= {*self.names} else None
+        sizes = [own.get(name) for name in self.names]
+        return None if None in sizes else [_log(size) for size in sizes if size is not None]
+
+    def _inside(self, x: Sequence[float]) -> list[float]:
+        """Returns the place in the box of the points that is nearest to x."""
+        return [min(max(at, low), high) for at, low, high in zip(x, *self.box, strict=True)]
+
+    def _away(self, x: Sequence[float]) -> float:
+        """Returns how far the nearest point is: the log of the factor in the coordinate that differs most."""
+        return float(np.abs(self.points.T - np.array(x)[:, None]).max(0, initial=0.0).min())
+
+    def _is_far(self, x: Sequence[float]) -> bool:
+        """Whether every point differs by more than FAR; points in the same cell do not."""
+        return _cell(x) not in self.cells and self._away(x) > CELL
 
     def _near(self, shape: Mapping[str, int]) -> "_Slices | int":
         """Returns the slices of the points that give c of a shape."""
@@ -378,7 +394,7 @@ class Correction:
         half = self.halves.of_shape(self.kind, shape)
         return self.slices if half is None else self.halves.slices[half]
 
-    def _c(self, x: Numbers, near: "_Slices | int", without: int = -1) -> tuple[float, bool]:
+    def _c(self, x: Sequence[float], near: "_Slices | int", without: int = -1) -> tuple[float, bool]:
         """Returns c at a place inside the box of the points, and whether points on all sides support it."""
 
         item = self.corrections.item
@@ -386,28 +402,26 @@ class Correction:
         def known(i: int) -> float | None:
             return None if i == without else item(i)
 
-        place = x[self.axes].tolist()
+        place = [x[axis] for axis in self.axes]
         between = _mixed(near, place, 0, known, False)
         beside = _mixed(near, place, 0, known, True) if between is None else between
         return beside or 0.0, between is not None
 
-    def _is_off_line(self, x: Numbers) -> bool:
+    def _is_off_line(self, x: Sequence[float]) -> bool:
         """Whether a dependent coordinate differs from its interpolation by the one that determines it."""
-        return any(
-            abs(float(np.interp(x[column], *line)) - float(x[i])) > SAME for i, column, line in self.lines
-        )
+        return any(abs(float(np.interp(x[column], *line)) - x[i]) > SAME for i, column, line in self.lines)
 
     def left_out(self, i: int) -> float:
         """Returns the error of c at a point, computed without that point."""
         near = self.halves.slices[self.halves.of_point[i]] if self.halves else self.slices
-        return float(self.corrections[i]) - self._c(self.points[i], near, i)[0]
+        return float(self.corrections[i]) - self._c(self.points[i].tolist(), near, i)[0]
 
     def error(self, fit: Fit, check: Measured) -> float | None:
         """Returns log(measured / predicted) of a shape; None if this correction does not price it."""
         x = self._at(coordinates(self.kind, check.dimensions))
         if x is None:
             return None
-        c, _ = self._c(np.clip(x, self.box[0], self.box[1]), self._near(check.dimensions))
+        c, _ = self._c(self._inside(x), self._near(check.dimensions))
         return math.log(check.median_s / _fitted_s(fit, check)) - c
 
 
@@ -492,10 +506,10 @@ def correction(fit: Fit, measured: Sequence[Measured], *, judged: bool = True) -
     found: Numbers = np.bincount(place.ravel(), ratios) / np.bincount(place.ravel())
     slices = _sliced(points[:, axes], range(len(points)), 0)
     shapes_ = frozenset(tuple(point.dimensions.items()) for point in measured)
-    box = points.min(0), points.max(0)
+    box, cells = (points.min(0).tolist(), points.max(0).tolist()), frozenset(map(_cell, points.tolist()))
     # Stored by coordinate, since a price reads all points.
     points = np.asfortranarray(points)
-    plain = Correction(kind, names, alike, points, axes, lines, found, slices, shapes_, box, 1.0, 1.0)
+    plain = Correction(kind, names, alike, points, axes, lines, found, slices, shapes_, box, cells, 1.0, 1.0)
     most = staying_bytes(measured)
     if most is not None:
         of_point = np.zeros(len(points), int)
@@ -540,3 +554,8 @@ def _fitted_s(fit: Fit, point: Measured) -> float:
 def _log(size: int) -> float:
     """Returns the logarithm of a size, 0 for size 0."""
     return math.log(max(1, size))
+
+
+def _cell(x: Sequence[float]) -> tuple[int, ...]:
+    """Returns the cell of a place: in a cell, no coordinates differ by more than FAR."""
+    return tuple([math.floor(at / CELL) for at in x])

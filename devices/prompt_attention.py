@@ -15,9 +15,6 @@ other cards and other sizes of heads, of which these constants are guesses.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
-
 from simcore.ops.op import prompts
 
 # Of an H100 and an H200.
@@ -61,15 +58,34 @@ def layout(rows: int) -> Layout:
     return FEW if rows <= FEW_ROWS else MANY
 
 
-def blocks(length: int, cached: int, group: int, of: Layout) -> NDArray[np.int64]:
-    """Returns the blocks of keys that each tile of a prompt goes through, ascending.
+def blocks(length: int, cached: int, group: int, of: Layout) -> tuple[int, int, int, int]:
+    """Returns how many tiles a prompt has, and the blocks of keys that all of them go through, that the first
+    one does, and the last.
 
     >>> blocks(40, 0, 4, FEW), blocks(40, 100, 4, FEW)
-    (array([1, 1, 1]), array([2, 3, 3]))
+    ((3, 3, 1, 1), (3, 8, 2, 3))
     """
-    rows = of.rows(group)
-    ends = np.minimum(length, rows * np.arange(1, -(-length // rows) + 1))
-    return -(-(cached + ends) // of.keys)
+    rows, keys = of.rows(group), of.keys
+    tiles = -(-length // rows)
+    first, last = -(-(cached + min(rows, length)) // keys), -(-(cached + length) // keys)
+    return tiles, floors(tiles - 1, rows, cached + rows + keys - 1, keys) + last, first, last
+
+
+def floors(count: int, step: int, first: int, by: int) -> int:
+    """Returns the sum of (first + i step) // by over i below `count`, in as many steps as Euclid's algorithm
+    takes for step and by (Graham, Knuth, Patashnik: Concrete Mathematics, section 3.5).
+
+    >>> floors(4, 3, 5, 4), 5 // 4 + 8 // 4 + 11 // 4 + 14 // 4
+    (8, 8)
+    """
+    total = 0
+    while True:
+        total += count * (count - 1) // 2 * (step // by) + count * (first // by)
+        step, first = step % by, first % by
+        top = count * step + first
+        if top < by:
+            return total
+        count, first, step, by = top // by, top % by, by, step
 
 
 def prompt_coordinates(shape: Mapping[str, int]) -> Mapping[str, int]:
@@ -92,11 +108,11 @@ def work_over_floor(shape: Mapping[str, int]) -> float:
     """Returns the work of a prefill attention over its bound, the larger of its bytes and its plain flops."""
     count, length, cached = prompts_in(shape)
     of, heads = layout(count * length), count * shape["kv_heads"]
-    each = blocks(length, cached, shape["q_heads"] // shape["kv_heads"], of) + of.spare
+    tiles, every, first, last = blocks(length, cached, shape["q_heads"] // shape["kv_heads"], of)
     d = shape["head_dim"]
     a_block = 4 * of.queries * of.keys * d
-    full = a_block * (heads * float(each.sum()) + _idle(heads * len(each), float(each[0]), of))
-    longest = a_block * MULTIPROCESSORS * of.alone * float(each[-1])
+    full = a_block * (heads * (every + tiles * of.spare) + _idle(heads * tiles, first + of.spare, of))
+    longest = a_block * MULTIPROCESSORS * of.alone * (last + of.spare)
     moved = RIDGE * 4 * d * (shape["q_heads"] * shape["tokens"] + shape["kv_heads"] * shape["kv_tokens"])
     least = max(moved, 4 * d * shape["q_heads"] * shape["pairs"])
     together = float((full**NORM + longest**NORM) ** (1 / NORM))

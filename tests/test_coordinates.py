@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from simcore.devices.fit import fit_two
 from simcore.devices.interpolation import (
@@ -23,7 +25,7 @@ from simcore.devices.interpolation import (
 from simcore.devices.making import shape_text
 from simcore.devices.price import launches_and_floor, pricer, roofline
 from simcore.devices.profile import load_profile
-from simcore.devices.prompt_attention import FEW, FEW_ROWS, MANY, Layout, blocks, layout, prompts_in
+from simcore.devices.prompt_attention import FEW, FEW_ROWS, MANY, Layout, blocks, floors, layout, prompts_in
 from simcore.devices.spec import load_device
 from simcore.input.files import InputError
 from simcore.kernels.decoder.ragged_attention import ragged_config
@@ -67,10 +69,16 @@ def test_layouts_of_prompts_are_those_of_the_kernel(rows: int) -> None:
 
 
 @pytest.mark.parametrize("group", [1, 4, 7, 8])
-@pytest.mark.parametrize(("length", "cached"), [(1, 0), (16, 63), (65, 64), (129, 0), (300, 100)])
+@pytest.mark.parametrize(("length", "cached"), [(1, 0), (16, 63), (65, 64), (129, 0), (300, 100), (811, 517)])
 def test_a_tile_goes_through_the_blocks_that_its_rows_attend(length: int, cached: int, group: int) -> None:
     for of in (FEW, MANY):
-        assert blocks(length, cached, group, of).tolist() == tiles_of(length, cached, group, of)
+        each = tiles_of(length, cached, group, of)
+        assert blocks(length, cached, group, of) == (len(each), sum(each), each[0], each[-1])
+
+
+@given(st.integers(0, 400), st.integers(0, 10**6), st.integers(0, 10**6), st.integers(1, 10**4))
+def test_sums_of_floors_are_those_of_each(count: int, step: int, first: int, by: int) -> None:
+    assert floors(count, step, first, by) == sum((first + i * step) // by for i in range(count))
 
 
 def test_programs_of_a_whole_wave_take_as_long_as_one() -> None:
@@ -96,7 +104,7 @@ def dealt_s(op: Op) -> float:
     count, length, cached = prompts_in(dimensions(op))
     of, heads = layout(count * length), op["kv_heads"]
     a_block_s = 1e-6 * of.queries * of.keys / 128**2 * of.programs
-    tiles = blocks(length, cached, op["q_heads"] // heads, of)[::-1].tolist()
+    tiles = tiles_of(length, cached, op["q_heads"] // heads, of)[::-1]
     free_s = [0.0] * (132 * of.programs)
     for steps in [steps for steps in tiles for _ in range(heads)] * count:
         heapreplace(free_s, free_s[0] + a_block_s * (steps + 1))

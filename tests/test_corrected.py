@@ -110,6 +110,20 @@ def test_what_differs_by_more_than_eight_times_from_all_is_not_between_them(
     assert ends(found) == pytest.approx((power, power))
 
 
+def test_what_is_far_is_far_from_every_point() -> None:
+    """Places on a line through a plane with few points, on which nothing else makes a place unknown."""
+    draw = Random(3)
+    corners = {(m, n): 2.0 for m in (1, 10**6) for n in (1, 10**6)}
+    points = {**corners, **{(draw.randint(1, 10**6), draw.randint(1, 10**6)): 2.0 for _ in range(9)}}
+    table, far = near(points), 0
+    for _ in range(500):
+        m, n = (int(exp(draw.uniform(0.0, log(10**6)))) for _ in range(2))
+        is_far = min(max(abs(log(m / a)), abs(log(n / b))) for a, b in points) > log(8.0)
+        assert (priced(table, m, n).source == "extrapolated") == is_far
+        far += is_far
+    assert 50 < far < 450
+
+
 @pytest.mark.parametrize("factor", [2, 3, 50])
 def test_outside_an_interval_widens_by_how_many_times(factor: int) -> None:
     """Raised to the power 1 + ln(times outside); c stays as it is at the nearest point."""

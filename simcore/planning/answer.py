@@ -225,7 +225,7 @@ def _reached(limits: Sequence[Limit], judged: Judged, *, brief: bool = False) ->
 
 def _sure(asked: Asked, one: Tried) -> str:
     if len(one.judged.runs) == 1:
-        return ", the same in every run"
+        return ", the same in every run" if one.judged.point.same_in_every_run else ", by one run"
     return f", {asked.whatif.certainty * 100:.4g} % sure after {len(one.judged.runs)} replicas"
 
 

@@ -39,7 +39,8 @@ SURE_OF_EQUAL = 8
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """When to look, and how sure to be. `certainty`: between 0.5 and 1; `most`: replicas at most, 2 or more.
+    """When to look, and how sure to be. `certainty`: between 0.5 and 1; `most`: replicas at most, 1 where
+    nothing has to be sure.
 
     >>> Rule(0.95, 30).looks
     (3, 5, 8, 13, 21, 30)

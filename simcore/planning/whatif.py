@@ -228,8 +228,10 @@ class Whatif(Strict):
         description="of a grid: what is best of the points that hold; several: Pareto front",
     )
     certainty: float = Field(0.95, ge=0.5, le=0.9999, description="how sure a verdict has to be")
-    replicas: Annotated[int, Field(ge=2, le=10_000)] | None = Field(
-        None, description="runs of a point at most; by default 30, and 100 where a rate is searched"
+    replicas: Annotated[int, Field(ge=1, le=10_000)] | None = Field(
+        None,
+        description="runs of a point at most; by default 30, and 100 where a rate is searched; 1 of a grid"
+        " without limits",
     )
     sensitivity: bool = Field(
         False, description="whether to run the best points with one thing changed at a time too"
@@ -464,6 +466,7 @@ def load_plan(
     if not held and asked not in ("grid", BREAK_EVEN):
         needed = "limits such as ttft_p99_s: 0.5, or slo in the scenario, are needed"
         raise InputError(f"{path}: constraints: are missing; {needed}")
+    _check_single(whatif, asked, held, str(path))
     return Asked(whatif, asked, one.document, one.folder, one.where, held, file=str(path))
 
 
@@ -524,6 +527,12 @@ SEARCHED: Mapping[str, tuple[str, ...]] = {
     "rate": RATES_OF,
     "strategy": RATES_OF,
 }
+
+
+def _check_single(whatif: Whatif, question: str, limits: Sequence[Limit], where: str) -> None:
+    if whatif.replicas == 1 and (question != "grid" or limits):
+        of = "which a grid without constraints and slo has not" if question == "grid" else "a grid allows 1"
+        raise InputError(f"{where}: replicas: is 1; a verdict takes 2 to 10000, {of}")
 
 
 def _check_study(base: Mapping[str, Any], question: str, where: str) -> None:
