@@ -524,7 +524,9 @@ def test_values_are_put_together_as_asked(tmp_path: Path) -> None:
         ({"base": {**BASE, "slo": {"ttft_s": "soon"}}}, "slo.ttft_s: is 'soon'; a number above 0 is needed"),
         ({"constraints": {"slo_attainment": 2.0}}, "a share from 0 to 1"),
         ({"certainty": 1.0}, "certainty"),
-        ({"replicas": 1}, "replicas"),
+        ({"replicas": 0}, "replicas"),
+        ({"replicas": 1}, "replicas: is 1; a verdict takes 2 to 10000, a grid allows 1"),
+        ({"replicas": 1, "question": "grid"}, "which a grid without constraints and slo has not"),
         ({"objective": ["fastest"]}, "objective: is 'fastest'; fewest_devices, "),
         ({"objective": "lowest_enrgy"}, "objective: is 'lowest_enrgy'; fewest_devices, "),
         ({"objective": []}, "objective: is []; fewest_devices, "),
@@ -1143,6 +1145,18 @@ def test_what_is_the_same_in_every_run_is_run_once(tmp_path: Path) -> None:
         (tried,) = plan.result.tried
         assert (tried.judged.verdict, len(tried.judged.runs)) == ("holds", runs)
         assert ("the same in every run" in plan.answer) == (runs == 1)
+
+
+def test_a_grid_without_limits_may_run_each_point_once(tmp_path: Path) -> None:
+    """Its figures are those of the first of several replicas, as many requests as the scenario says."""
+    base = {name: value for name, value in BASE.items() if name != "slo"}
+    document = {"base": base, "vary": {"devices": [1, 2]}, "question": "grid"}
+    once, twice = (planned(tmp_path, {**document, "replicas": count}) for count in (1, 2))
+    assert once.simulated == 2
+    for one, several in zip(once.result.tried, twice.result.tried, strict=True):
+        assert one.judged.runs[0].figures == several.judged.runs[0].figures
+        assert one.point.case.axes.requests == base["workload"]["requests"]
+    assert "by one run" in once.answer
 
 
 CONSTANT = {"kind": "constant", "value": 8}
