@@ -21,7 +21,9 @@ from typer.testing import CliRunner
 import simcore
 from simcore.assembly import assemble
 from simcore.devices.fitted import FittedProfile, LimitedPower, write_fitted, write_law
+from simcore.devices.price import pricer, roofline
 from simcore.devices.profile import load_profile
+from simcore.devices.spec import load_device
 from simcore.input.files import InputError
 from simcore.machine import laws
 from simcore.machine.machine import Machine, Overheads, Program
@@ -33,7 +35,7 @@ from simcore.sim.bursts import BurstCost, Piece
 from simcore.sim.clock import Clock
 from simcore.sim.contention import Demand, Rates, alone, max_min_rates
 from simcore.sim.graph_pricer import End, GraphPricer
-from simcore.sim.power import FORMATS, Load, PowerLimit, clock_shares
+from simcore.sim.power import BUSY, FORMATS, Load, PowerLimit, clock_shares
 from simcore.sim.runs import Run, Setup, span_by_span
 from simcore.sim.segments import Cuts, Segment, slower
 from simcore.sim.simulation import Simulation
@@ -43,6 +45,7 @@ from simcore.studies.hardware import at_end
 from simcore.studies.one_device import DeviceStudy
 from simcore.studies.serving.study import cases
 from simcore.validate.accuracy import power
+from simcore.validate.calibration import cuda_power
 from simcore.validate.calibration.power_fit import (
     Beside,
     Row,
@@ -449,10 +452,31 @@ def test_the_arithmetic_of_a_fused_op_is_that_of_its_parts() -> None:
     for floor in (bound, idle):
         assert clock_shares(one, 5.0, floor, of_part) == pytest.approx((0.4, 1.0 - traffic_s / 5.0))
     # What crosses a link is one whole, and waits by no clock.
-    assert clock_shares(replace(one, axis="tensor"), 5.0, bound, of_part) == (1.0, 1.0)
+    across = clock_shares(replace(one, axis="tensor"), 5.0, bound, of_part)
+    assert across == pytest.approx((1.0 / 5.0 / BUSY, 1.0))
     assert clock_shares(replace(memory, axis="tensor"), 3.0, idle, of_part) == (0.0, 0.0)
     assert clock_shares(product, 1.0, bound, of_part) == (1.0, 1.0)
     assert clock_shares(memory, 3.0, Floor(0.0, 2.4, 0.0), of_part) == pytest.approx((0.0, 0.2))
+
+
+def test_what_multiplies_less_in_its_time_counts_less() -> None:
+    """Products that arithmetic bounds, at BUSY of peak, at half of that and beyond: the clock decides all."""
+    (product,) = toys("p", 100, compute=90).ops
+
+    def shares(seconds: float) -> tuple[float, float]:
+        return clock_shares(product, seconds, Floor(1.0, 0.5, 0.0), lambda part: (0.0, Floor(0.0, 0.0, 0.0)))
+
+    assert shares(1.0 / BUSY) == pytest.approx((1.0, 1.0))
+    assert shares(2.0 / BUSY) == pytest.approx((0.5, 1.0))
+    assert shares(1.0) == (1.0, 1.0)
+
+
+def test_busy_is_the_share_of_peak_of_the_products_of_the_law() -> None:
+    """Those of `cuda_power` at the prices of the card whose profile has the law."""
+    spec = load_device("h200-sxm")
+    op = ops.matmul("gate_up", m=cuda_power.ROWS, n=cuda_power.WIDE, k=cuda_power.DEEP, dtype="bf16")
+    price = pricer(spec, profile=load_profile("h200-sxm", "local"))
+    assert roofline(spec)(op).compute_s / price(op).seconds == pytest.approx(BUSY, rel=0.005)
 
 
 def prompts(model: str, length: int) -> Any:
@@ -465,16 +489,16 @@ def prompts(model: str, length: int) -> Any:
     return study.bench
 
 
-def share_of(bench: Any) -> float:
+def shares_of(bench: Any) -> tuple[float, float]:
     (case,), price, floor = bench.cases(), bench.device.price, bench.device.roofline
     op = bench.op(case)
     seconds = price(op).seconds
-    return clock_shares(op, seconds, floor(op).of(price(op)), parts_by(price, floor))[0]
+    return clock_shares(op, seconds, floor(op).of(price(op)), parts_by(price, floor))
 
 
 def test_the_share_of_arithmetic_does_not_jump_with_the_length() -> None:
     """Where the whole prompt turns from bound by memory to bound by arithmetic."""
-    shares = [share_of(prompts("toy-retnet-1.3b", length)) for length in range(256, 449, 32)]
+    shares = [shares_of(prompts("toy-retnet-1.3b", length))[0] for length in range(256, 449, 32)]
     assert min(shares) > 0.3
     assert max(abs(a - b) for a, b in pairwise(shares)) < 0.15
 
@@ -492,17 +516,17 @@ def test_launches_on_a_card_that_heats_up_count_by_their_mean(length: int) -> No
 
 @pytest.mark.parametrize("model", ["hybrid-8b", "toy-retnet-1.3b"])
 def test_long_prompts_one_after_another_take_as_long_as_the_law_says(model: str) -> None:
-    """f = factor(a, 1 - a) with a = f x / (1 + (f - 1) x), x being the share of arithmetic at rest: within
-    1 %, as the first of several launches begins at rest."""
+    """f = factor(a, 1 - a) with a = f x / (1 + (f - 1) c), x and c being the shares of arithmetic and of what
+    the clock decides at rest: within 1 %, as the first of several launches begins at rest."""
     bench = prompts(model, 30000)
     (case,), limit = bench.cases(), bench.device.power
-    rest_s, share = bench.device.price(bench.op(case)).seconds, share_of(bench)
+    rest_s, (share, clocked) = bench.device.price(bench.op(case)).seconds, shares_of(bench)
     factor = 1.0
     for _ in range(100):
-        busy = factor * share / (1.0 + (factor - 1.0) * share)
+        busy = factor * share / (1.0 + (factor - 1.0) * clocked)
         factor = limit.factor(busy, 1.0 - busy)
-    assert (0.5 < share < 0.95, factor > 1.02) == (True, True)
-    wanted_s = rest_s * (1.0 + (factor - 1.0) * share)
+    assert (0.5 < share < clocked < 0.95, factor > 1.02) == (True, True)
+    wanted_s = rest_s * (1.0 + (factor - 1.0) * clocked)
     assert bench.run(case).latency_s == pytest.approx(wanted_s, rel=0.01)
     assert bench.seconds(case) == pytest.approx(bench.run(case).latency_s)
 

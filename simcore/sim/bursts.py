@@ -145,7 +145,7 @@ NO_ORIGIN = Origin()
 class BurstCost:
     """The work of a burst: pieces in order, whose prices come from `origin`. `launch_s`: host time of a
     launch; `since_s`: when its stream last began to work; `kernels`: kernels in a replay. `arithmetic_s`: the
-    seconds of a replay alone in ops that arithmetic bounds, `clocked_s`: those that the card's clock decides
+    seconds of arithmetic of a replay alone, `clocked_s`: those that the card's clock decides
     (`power.clock_shares`), both without ops whose sizes grow."""
 
     __slots__ = (
@@ -282,7 +282,7 @@ class BurstCost:
 
     @property
     def arithmetic_under_load_s(self) -> float:
-        """The seconds of all replays in ops that arithmetic bounds, as long as they take under load."""
+        """The seconds of arithmetic of all replays, as long as they take under load."""
         share = self.arithmetic_s / self.clocked_s if self.clocked_s > 0.0 else 0.0
         return self.arithmetic_s * self.replays + share * self.longer_s
 

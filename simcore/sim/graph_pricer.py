@@ -45,8 +45,8 @@ MOST_KNOWN = 1 << 15
 # The octave (bursts.Lines) by which `settle_by_probes` decides, and all other sizes there: tokens from
 # 131,072 on, of a number of sequences that profiles hardly measure: between measured points prices bend.
 PROBED, OTHERS = 18, 37
-# Seconds at each end, floor, memory, arithmetic, seconds of ops that arithmetic bounds, and at each end those
-# that the clock decides; and for each source its seconds at each end.
+# Seconds at each end, floor, memory, arithmetic, seconds that count as arithmetic (power.py), and at each end
+# those that the clock decides; and for each source its seconds at each end.
 PricedEnds = tuple[tuple[float, ...], tuple[tuple[SourceKind, tuple[float, ...]], ...]]
 Key = tuple[int, ...]
 # The name of the size that grows, and the values of all sizes, with 0 for the growing one.
@@ -219,8 +219,8 @@ def _at(priced: PricedEnds, number: int) -> Cost:
 
 
 def _under_clock(priced: PricedEnds, number: int) -> tuple[float, float]:
-    """The seconds of a group, at end number `number` of ENDS, in ops that arithmetic bounds, and those that
-    the clock decides."""
+    """The seconds of a group that count as arithmetic, at end number `number` of ENDS, and those that the
+    clock decides."""
     numbers = priced[0]
     bound_s = numbers[6] * numbers[number] / numbers[0] if numbers[6] > 0.0 else 0.0
     return bound_s, max(bound_s, numbers[7 + number])

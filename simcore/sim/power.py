@@ -1,12 +1,15 @@
 """The clock of a card at its power cap: under load ops take longer than alone, most where arithmetic bounds.
 
-    a, b       shares of the time in ops that arithmetic bounds, and in others: exponential moving averages,
-               a moment t ago weighs exp(-t / over_s)
+    a, b       shares of the time with arithmetic, and with other work: exponential moving averages, a moment
+               t ago weighs exp(-t / over_s)
     factor  =  max(1, (a A / (1 - b B - (1 - a - b) I))^(1/3))
 
-A, B and I are the powers of arithmetic at the full clock, of other ops and of an idle card, in shares of the
-power cap. A card over its cap throttles its clock. Dynamic power grows with the third power of the clock, for
-the voltage follows it; so arithmetic slows down by the cube root of its power over what the other ops leave.
+A, B and I are the powers of arithmetic at the full clock, of other work and of an idle card, in shares of the
+power cap. A is of products that reach the share BUSY of peak; what multiplies less in its time takes less
+power. So an op that arithmetic bounds counts as arithmetic for its own share of peak over BUSY, and for the
+rest of its time as other work. A card over its cap throttles its clock. Dynamic power grows with the third
+power of the clock, for the voltage follows it; so arithmetic slows down by the cube root of its power over
+what the other ops leave.
 Of other ops, what they take beyond their traffic at the memory's full rate is slowed down as much (starts,
 waits, sums), and the traffic is not: the memory has a clock of its own. Attention over a cache is all traffic
 here: what it takes beyond that was not measured by the clock. Shares are at most 1 in all: what several
@@ -28,6 +31,9 @@ from simcore.ops.op import Floor, Op
 
 # Dynamic power over clock: clock times voltage squared.
 EXPONENT = 3.0
+# Share of peak of the products that A is measured of: gate and up of 2,048 rows (`validate.calibration.
+# cuda_power`), 618 us of an H200 at rest.
+BUSY = 0.787
 # Formats whose products slow down. fp8 products do too, but public engines in fp8 sustain more than that
 # leaves (docs/measurements/real_machines.md).
 FORMATS = frozenset({"bf16", "fp16"})
@@ -37,7 +43,7 @@ LEAST = 0.05
 MOST_REPLAYS, SETTLED = 256, 1e-9
 OVER_A_CACHE = frozenset({"decode_attention", "paged_attention", "speculative_attention"})
 
-# Seconds of a replay alone: in ops that arithmetic bounds, those that the clock decides, and all.
+# Seconds of a replay alone: of arithmetic, those that the clock decides, and all.
 Alone = tuple[float, float, float]
 # When a launch that still runs began, and its seconds of arithmetic so far.
 Begun = tuple[float, float]
@@ -46,9 +52,9 @@ Begun = tuple[float, float]
 def clock_shares(
     op: Op, seconds: float, floor: Floor, of_part: Callable[[Op], tuple[float, Floor]]
 ) -> tuple[float, float]:
-    """The share of an op's time that arithmetic bounds, and the share that the clock of the card decides: the
-    former, and of all else the time beyond its floor. Of a fused op that crosses no link by its parts, which
-    are of one format. `of_part`: the seconds of a part, and its floor.
+    """The share of an op's time that counts as arithmetic, and the share that the clock of the card decides:
+    all where arithmetic bounds it, else the time beyond its floor. Of a fused op that crosses no link by its
+    parts, which are of one format. `of_part`: the seconds of a part, and its floor.
 
     >>> from simcore.ops.op import norm
     >>> op = norm("norm", tokens=1, hidden=8, dtype="bf16")
@@ -72,7 +78,7 @@ def clock_shares(
 def _own_shares(op: Op, seconds: float, floor: Floor) -> tuple[float, float]:
     """`clock_shares` of an op as a whole; what crosses a link has no more than its arithmetic."""
     if floor.compute_s > floor.memory_s and op.dtype in FORMATS:
-        return 1.0, 1.0
+        return min(1.0, floor.compute_s / (BUSY * seconds)) if seconds > 0.0 else 0.0, 1.0
     if op.axis or op.parts or op.kind in OVER_A_CACHE or seconds <= 0.0:
         return 0.0, 0.0
     return 0.0, max(0.0, 1.0 - floor.seconds / seconds)
@@ -151,8 +157,7 @@ class Load:
         return found
 
     def add(self, arithmetic_s: float, begun_s: float, end_s: float) -> None:
-        """Adds a launch that has ended. `arithmetic_s`: its seconds under load in ops that arithmetic
-        bounds."""
+        """Adds a launch that has ended. `arithmetic_s`: its seconds of arithmetic under load."""
         if end_s > begun_s:
             self._arithmetic, self._others = self._shares(end_s, ((begun_s, arithmetic_s),))
             self._at_s = max(self._at_s, end_s)

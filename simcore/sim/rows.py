@@ -141,7 +141,7 @@ class RowLaunch:
 
     @property
     def arithmetic_s(self) -> float:
-        """Seconds of its work in ops that arithmetic bounds."""
+        """Seconds of arithmetic in its work."""
         return 0.0 if self.work is None else self.work.arithmetic_under_load_s
 
     def record_progress(self, now_s: float, *, once: bool = False) -> None:

@@ -21,8 +21,8 @@ from simcore.sim.power import clock_shares
 @dataclass(frozen=True, slots=True, eq=False)
 class Segment:
     """Local ops, or one collective. `publications`: each with the seconds of work after which it leaves;
-    `arithmetic_s`: its seconds in ops that arithmetic bounds; `clocked_s`: those that the card's clock
-    decides (`power.clock_shares`); `clocked`: their share of each op that has some, by the op's id."""
+    `arithmetic_s`: its seconds of arithmetic; `clocked_s`: those that the card's clock decides
+    (`power.clock_shares`); `clocked`: their share of each op that has some, by the op's id."""
 
     ops: tuple[PricedOp, ...]
     seconds: float

@@ -102,7 +102,7 @@ class Execution(Protocol):
 
     @property
     def arithmetic_s(self) -> float:
-        """Seconds of its work in ops that arithmetic bounds (power.py)."""
+        """Seconds of arithmetic in its work (power.py)."""
 
     @property
     def work(self) -> Any:

@@ -38,7 +38,7 @@ from simcore.sim.clock import Clock
 from simcore.sim.contention import Demand, Rates, max_min_rates
 from simcore.sim.graph_pricer import GraphPricer
 from simcore.sim.host import CauseSteps, Launch, Signals, SimMachine, Steps, latest, then
-from simcore.sim.power import Begun, Load, PowerLimit
+from simcore.sim.power import Alone, Begun, Load, PowerLimit
 from simcore.sim.rows import RowLaunch
 from simcore.sim.segments import Cuts, Segment, slower
 from simcore.sim.sharing import Execution, Listed, Piece, SharedDevice
@@ -55,6 +55,15 @@ DeviceSizes = Callable[[Graph], frozenset[str]]
 WAITS_FOR_EARLIER = "launch {0.id} of graph {0.graph.name} waits for launches before it"
 WAITS_FOR_SIGNAL = "launch {0.id} of graph {0.graph.name} waits for signal {1.name} of rank {1.source}"
 WAITS_FOR_RANKS = "{0.kind} {0.name}: {1} of {2} ranks are there"
+
+
+def _each_alone(work: BurstCost) -> Iterable[Alone]:
+    """The replays of a burst as the power of a card counts them."""
+    arithmetic_s, clocked_s = work.arithmetic_s, work.clocked_s
+    if work.replays == 1:
+        return [(arithmetic_s, clocked_s, work.total_s)]
+    ends = itertools.chain((0.0,), map(work.end_s, range(work.replays)))
+    return ((arithmetic_s, clocked_s, end_s - begin_s) for begin_s, end_s in itertools.pairwise(ends))
 
 
 def no_device_sizes(graph: Graph) -> frozenset[str]:
@@ -479,10 +488,7 @@ class Simulation:
             at_s, running = max(launch.issued_s, self.env.now), self._under_way(launch.rank)
             if work.arithmetic_s <= 0.0 and load.is_cool(at_s, running):
                 return work
-            ends = itertools.chain((0.0,), map(work.end_s, range(work.replays)))
-            own = work.arithmetic_s, work.clocked_s
-            parts = ((*own, end_s - begin_s) for begin_s, end_s in itertools.pairwise(ends))
-            factors = load.factors(parts, at_s, running)
+            factors = load.factors(_each_alone(work), at_s, running)
             if max(factors) > 1.0:
                 work.slow(factors)
         return work
