@@ -1,6 +1,7 @@
 """Rows of `served_loads` out of the folder of a run that a card has made.
 
 set, rate_per_s, metric, measured   what `--set` gave, and each latency of all requests of a load, s
+cap_times                           how many times lower the card's power cap was than the profile's, if known
 the other columns                   the birth record, from the run's provenance
 """
 
@@ -16,13 +17,16 @@ from simcore.validate.program import write_csv
 
 SCENARIO, OPTION, BETWEEN, DURATION = "h200/serving", "--set", "; ", "duration_s"
 METRICS = tuple(f"{name}_{of}_s" for of in ("mean", "p50", "p95", "p99") for name in ("ttft", "tpot", "e2e"))
+CAP = "cap_times"
 COLUMNS = (
     "set", "rate_per_s", "metric", "measured", "cache_state", "host", "device", "torch", "triton", "date_utc",
+    CAP,
 )  # fmt: skip
 
 
-def rows_of(folder: Path) -> list[dict[str, Any]]:
-    """Returns the rows of a run's folder. Raises InputError if it is none of `h200/serving` on a card."""
+def rows_of(folder: Path, cap_times: float | None = None) -> list[dict[str, Any]]:
+    """Returns the rows of a run's folder; `cap_times`: of its card, if known. Raises InputError if it is none
+    of `h200/serving` on a card."""
     file = folder / "provenance.json"
     try:
         born = json.loads(file.read_text(encoding="utf-8"))
@@ -31,6 +35,7 @@ def rows_of(folder: Path) -> list[dict[str, Any]]:
             "cache_state": born["cache"].partition(";")[0].replace("the run itself", "the run"),
             "host": born["host"], "device": born["card"],
             "torch": born["torch"], "triton": born["triton"], "date_utc": born["date"],
+            CAP: "" if cap_times is None else f"{cap_times:.6g}",
         }  # fmt: skip
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(f"{file}: is no record of a run on a card: {error}") from None
@@ -51,9 +56,9 @@ def rows_of(folder: Path) -> list[dict[str, Any]]:
     return found
 
 
-def add(folders: list[Path], file: Path) -> None:
-    """Appends the rows of runs to a file, or makes it. Raises InputError for a file of other columns, or one
-    that has such a load."""
+def add(folders: list[Path], file: Path, cap_times: float | None = None) -> None:
+    """Appends the rows of runs to a file, or makes it; `cap_times`: of their card, if known. Raises
+    InputError for a file of other columns, or one that has such a load."""
     kept: list[dict[str, Any]] = []
     if file.exists():
         head, lines = read_cells(file)
@@ -61,9 +66,10 @@ def add(folders: list[Path], file: Path) -> None:
             raise InputError(f"{file}: its columns should be {', '.join(COLUMNS)}")
         kept = [dict(zip(head, line, strict=True)) for line in lines]
     for folder in folders:
-        found = rows_of(folder)
-        again = {row["set"] for row in kept} & {row["set"] for row in found}
+        found = rows_of(folder, cap_times)
+        again = {(row["set"], row[CAP]) for row in kept} & {(row["set"], row[CAP]) for row in found}
         if again:
-            raise InputError(f"--add {folder}: {file} has loads of this set already: {', '.join(again)}")
+            sets = ", ".join(given for given, _ in again)
+            raise InputError(f"--add {folder}: {file} has loads of this set already: {sets}")
         kept += found
     write_csv(kept, file)

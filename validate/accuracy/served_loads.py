@@ -3,8 +3,9 @@
     python -m simcore.validate.accuracy.served_loads [FILE] [--profile local]
 
 FILE has a row for each latency of each load (validate/measured/h200_serving_loads.csv, the default): `set`,
-what `run scenarios/h200/serving.yaml --on cuda --set ...` was given, rate and metric, and what was measured.
-`--add RUN` appends those of a run's folder first.
+what `run scenarios/h200/serving.yaml --on cuda --set ...` was given, rate and metric, and what was measured;
+`cap_times`, how many times lower the card's power cap was than that of the profile's card, as `validate`
+measures it, empty where it was not. `--add RUN` appends those of a run's folder first, with `--cap-times`.
 
     error = by how much the larger of predicted and measured exceeds the smaller (- if that is predicted)
 
@@ -17,17 +18,17 @@ from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from statistics import median
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from simcore.assembly import assemble
+from simcore.assembly import Place, assemble
 from simcore.input.files import InputError, plain
 from simcore.input.shipped import found as shipped
 from simcore.scenario import load_scenario
 from simcore.studies.common import ServingAxes, of_whole_runs
 from simcore.validate import cells
-from simcore.validate.accuracy.recorded_loads import add
+from simcore.validate.accuracy.recorded_loads import CAP, add
 from simcore.validate.cells import FIRST_LINE, positive
 from simcore.validate.program import markdown, run
 
@@ -40,12 +41,19 @@ BROKEN = 1
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """One measured latency, or the duration, of a load, in seconds. `set`: KEY=VALUE with "; " between."""
+    """One measured latency, or the duration, of a load, in seconds. `set`: KEY=VALUE with "; " between;
+    `cap_times`: how many times lower the card's power cap was, None if not measured."""
 
     set: str
     rate_per_s: float
     metric: str
     measured_s: float
+    cap_times: float | None = None
+
+    @property
+    def of_run(self) -> tuple[str, float | None]:
+        """What its run was given, and on which card."""
+        return self.set, self.cap_times
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,31 +75,33 @@ def read_latencies(path: Path) -> list[Latency]:
     found = []
     for where, line in cells.lines(path, NEEDED):
         rate, seconds = (positive(where, line, name) for name in ("rate_per_s", "measured"))
-        found.append(Latency(line["set"], rate, line["metric"], seconds))
+        cap_times = positive(where, line, CAP) if line.get(CAP) else None
+        found.append(Latency(line["set"], rate, line["metric"], seconds, cap_times))
     if not found:
         raise InputError(f"{path}: has no row")
-    lines_of: dict[tuple[str, float, str], int] = {}
+    lines_of: dict[Any, int] = {}
     for number, row in enumerate(found, FIRST_LINE):
-        first = lines_of.setdefault((row.set, row.rate_per_s, row.metric), number)
+        first = lines_of.setdefault((row.of_run, row.rate_per_s, row.metric), number)
         if first != number:
             raise InputError(f"{path}: line {number}: is the load and metric of line {first} again")
-    with_latency = {(row.set, row.rate_per_s) for row in found if row.metric != DURATION}
+    with_latency = {(row.of_run, row.rate_per_s) for row in found if row.metric != DURATION}
     for number, row in enumerate(found, FIRST_LINE):
-        if (row.set, row.rate_per_s) not in with_latency:
+        if (row.of_run, row.rate_per_s) not in with_latency:
             raise InputError(f"{path}: line {number}: no latency is given at {row.rate_per_s:g} requests/s")
     # All of a run together, load after load.
-    runs = {given: i for i, given in enumerate(dict.fromkeys(row.set for row in found))}
-    return sorted(found, key=lambda row: (runs[row.set], row.rate_per_s))
+    runs = {given: i for i, given in enumerate(dict.fromkeys(row.of_run for row in found))}
+    return sorted(found, key=lambda row: (runs[row.of_run], row.rate_per_s))
 
 
 def predicted(rows: Sequence[Latency], profile: str) -> Iterator[Judged]:
     """Yields the rows with their predictions: all loads of one `set` in one run. Raises InputError if a
     setting is no scenario's, or a load or a metric is not in its results."""
     file = shipped(Path(SCENARIO))
-    for given, own in groupby(rows, key=lambda row: row.set):
+    for (given, cap_times), own in groupby(rows, key=lambda row: row.of_run):
+        place = Place(cap_times=cap_times or 1.0)
         try:
             scenario = load_scenario(file, [*given.split(BETWEEN), f"profile={profile}"])
-            results = of_whole_runs(assemble(scenario, str(file)).study.run(lambda *_: None).rows)
+            results = of_whole_runs(assemble(scenario, str(file), place).study.run(lambda *_: None).rows)
         except InputError as error:
             raise InputError(f"set: {plain(given)}: {error}") from None
         values = {
@@ -110,7 +120,7 @@ def predicted(rows: Sequence[Latency], profile: str) -> Iterator[Judged]:
 
 def lines(found: Sequence[Judged]) -> Iterator[str]:
     """Yields the printed tables: one for each run, with a row for each load."""
-    for given, of_run in groupby(found, key=lambda one: one.latency.set):
+    for (given, cap_times), of_run in groupby(found, key=lambda one: one.latency.of_run):
         table = [("requests/s", "latencies", "median", "worst", "which", "duration")]
         for rate, each in groupby(of_run, key=lambda one: one.latency.rate_per_s):
             own = list(each)
@@ -121,10 +131,15 @@ def lines(found: Sequence[Judged]) -> Iterator[str]:
                 f"{rate:.4g}", str(len(latencies)), f"{median(abs(one.pct) for one in latencies):.1f} %",
                 f"{worst.pct:+.1f} %", worst.latency.metric.removesuffix("_s"), duration,
             ))  # fmt: skip
-        yield given
+        yield given + _on(cap_times)
         yield ""
         yield from markdown(table)
         yield ""
+
+
+def _on(cap_times: float | None) -> str:
+    """Returns in words on which card a run was, if that is known."""
+    return "" if cap_times is None else f" (its card's power cap {cap_times:.3f} times lower)"
 
 
 def figures(found: Sequence[Judged]) -> dict[str, float]:
@@ -136,12 +151,13 @@ def figures(found: Sequence[Judged]) -> dict[str, float]:
 
 def over(found: Sequence[Judged]) -> Iterator[str]:
     """Yields the loads with a figure over its bar, and the worst one of each."""
-    for (given, rate), each in groupby(found, key=lambda one: (one.latency.set, one.latency.rate_per_s)):
+    for (run_of, rate), each in groupby(found, key=lambda one: (one.latency.of_run, one.latency.rate_per_s)):
         bad = [one for one in each if abs(one.pct) >= _bar_pct(one.latency)]
         if bad:
             worst = max(bad, key=lambda one: abs(one.pct))
             metric = worst.latency.metric.removesuffix("_s")
-            yield f"{rate:.4g} requests/s, {metric} {worst.pct:+.1f} %: {given}"
+            given, cap_times = run_of
+            yield f"{rate:.4g} requests/s, {metric} {worst.pct:+.1f} %: {given}{_on(cap_times)}"
 
 
 def _bar_pct(latency: Latency) -> float:
@@ -154,10 +170,16 @@ def main(
     added: Annotated[
         list[Path] | None, typer.Option("--add", help="folder of a run on a card, appended to FILE first")
     ] = None,
+    cap_times: Annotated[
+        float | None,
+        typer.Option(min=0.5, max=2.0, help="of --add: how many times lower its card's power cap was"),
+    ] = None,
 ) -> None:
     """Predicts measured services anew; exit 1 where a bar is missed."""
+    if cap_times is not None and not added:
+        raise InputError("--cap-times: is of --add only")
     if added:
-        add(added, file)
+        add(added, file, cap_times)
     found = list(predicted(read_latencies(file), profile))
     for line in lines(found):
         typer.echo(line)
