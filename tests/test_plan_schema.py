@@ -81,7 +81,7 @@ BAD: list[tuple[str, Any]] = [
     ("objective", []),
     ("leave_out_early", 1),
     ("certainty", 95),
-    ("replicas", 1),
+    ("replicas", 0),
     ("replicas", 2.5),
     ("slo", "mlperf/none"),
     ("together", "product"),
