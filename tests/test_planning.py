@@ -525,8 +525,15 @@ def test_values_are_put_together_as_asked(tmp_path: Path) -> None:
         ({"constraints": {"slo_attainment": 2.0}}, "a share from 0 to 1"),
         ({"certainty": 1.0}, "certainty"),
         ({"replicas": 0}, "replicas"),
-        ({"replicas": 1}, "replicas: is 1; a verdict takes 2 to 10000, a grid allows 1"),
-        ({"replicas": 1, "question": "grid"}, "which a grid without constraints and slo has not"),
+        ({"replicas": 1}, "replicas: is 1; question devices needs 2 to 10000"),
+        (
+            {"replicas": 1, "question": "grid"},
+            "replicas: is 1; a grid with limits (constraints, slo) needs 2",
+        ),
+        (
+            {"replicas": 1, "question": "grid", "sensitivity": True, "base": {**BASE, "slo": {}}},
+            "replicas: is 1; with sensitivity 2 to 10000 are needed",
+        ),
         ({"objective": ["fastest"]}, "objective: is 'fastest'; fewest_devices, "),
         ({"objective": "lowest_enrgy"}, "objective: is 'lowest_enrgy'; fewest_devices, "),
         ({"objective": []}, "objective: is []; fewest_devices, "),
@@ -1157,6 +1164,19 @@ def test_a_grid_without_limits_may_run_each_point_once(tmp_path: Path) -> None:
         assert one.judged.runs[0].figures == several.judged.runs[0].figures
         assert one.point.case.axes.requests == base["workload"]["requests"]
     assert "by one run" in once.answer
+    assert once.summary()["certainty"] is None
+    assert once.notes == ["each point ran once, so nothing is judged"]
+
+
+def test_a_queue_that_grows_in_one_run_is_no_verdict(tmp_path: Path) -> None:
+    """Beyond what the server answers by far: the point runs, and a note says so."""
+    load = {**BASE["workload"], "arrivals": {"kind": "poisson", "rate_per_s": 1000.0}, "requests": 400}
+    base = {**BASE, "workload": load, "slo": {}, "strategies": [FEW_AT_A_TIME]}
+    plan = planned(tmp_path, {"base": base, "question": "grid", "replicas": 1})
+    (tried,) = plan.result.tried
+    assert (tried.judged.verdict, tried.judged.runs[0].growing) == ("holds", True)
+    of = "in 1 of 1 points requests came faster than they were answered"
+    assert plan.notes == [f"each point ran once, so nothing is judged; {of}"]
 
 
 CONSTANT = {"kind": "constant", "value": 8}

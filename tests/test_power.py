@@ -537,8 +537,13 @@ def test_arithmetic_is_of_the_prices_end(end: End, times: float) -> None:
         found = toy_price(op)
         return replace(found, low_s=0.5 * found.seconds, high_s=3.0 * found.seconds)
 
-    work = GraphPricer(price, toy_roofline, end=end).ramp(toys("a", 2, 3, compute=80), {}, None, 4)
-    assert work.arithmetic_s == pytest.approx(times * 0.05)
+    # Of what arithmetic bounds, as many operations at each end, and no more than all of the time.
+    graph = toys("a", 2, 3, compute=40)
+    work = GraphPricer(price, toy_roofline, end=end).ramp(graph, {}, None, 4)
+    (segment,) = Cuts(at_end(price, end), toy_roofline).of(graph, {})
+    assert work.arithmetic_s == pytest.approx(0.05 * min(times, 0.4 / BUSY))
+    assert work.clocked_s == pytest.approx(times * 0.05)
+    assert (segment.arithmetic_s, segment.clocked_s) == pytest.approx((work.arithmetic_s, work.clocked_s))
     # Of what memory bounds, all beyond the traffic of 60 %, which is as long at each end.
     graph = toys("b", 2, 3, memory=60)
     work = GraphPricer(price, toy_roofline, end=end).ramp(graph, {}, None, 4)

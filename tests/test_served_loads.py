@@ -139,25 +139,29 @@ def test_a_file_without_rows_is_told(tmp_path: Path) -> None:
         read_latencies(written(tmp_path / "rows.csv"))
 
 
+# Loads with a latency over the bar, by seed, requests/s and whether the card's power cap was measured.
+OVER = {
+    (3307, 38.0, False), (3407, 37.5, False), (3407, 51.0, False), (3409, 50.0, True), (3512, 36.0, True),
+}  # fmt: skip
+
+
 @thorough
 def test_recorded_loads_are_predicted() -> None:
-    """36 loads on H200s: the bars of the median and of durations are kept, that of the worst latency by
-    dynamic batching, by instances, by temporal fusion, and by continuous batching but where the queue begins
-    to grow, and on the card of seed 3407, which throttles less than that of the profile. Of 14 on cards whose
-    power cap was measured, 3 are over it, by little."""
+    """36 loads on H200s: the bars of the median and of durations are kept. That of the worst latency is
+    missed by continuous batching alone: where the queue begins to grow, and on the card of seed 3407, which
+    throttles less than that of the profile."""
     assert ran().exit_code == 1
     found = list(predicted(read_latencies(served_loads.MEASURED), "local"))
     assert len(found) == 36 * 13
     every = figures(found)
-    assert every["median"] < 2.6
+    assert every["median"] < 2.5
     assert every["duration"] < 2.5
+    assert every["worst"] < 20.0
     missed = [one.latency for one in found if abs(one.pct) >= served_loads.WORST_PCT]
-    assert all("continuous_batching" in one.set for one in missed)
-    assert {one.rate_per_s for one in missed if "seed=3407" not in one.set} == {36.0, 38.0}
-    assert every["worst"] < 25.0
+    seeds = ((int(one.set.partition("seed=")[2].partition(";")[0]), one) for one in missed)
+    assert {(seed, one.rate_per_s, one.cap_times is not None) for seed, one in seeds} == OVER
     known = [one for one in found if one.latency.cap_times is not None]
     assert len(known) == 14 * 13
-    assert figures(known)["median"] < 3.0
     assert figures(known)["worst"] < 14.0
 
 
@@ -176,9 +180,25 @@ def test_a_load_is_predicted_with_the_cap_of_its_card(tmp_path: Path) -> None:
     assert lower > 1.01 * same
 
 
-def test_a_cap_is_of_an_added_run(tmp_path: Path) -> None:
-    found = ran(str(written(tmp_path / "rows.csv", a_row())), "--cap-times", "1.1")
+def test_a_cap_is_of_an_added_run_and_of_a_card(tmp_path: Path) -> None:
+    file = written(tmp_path / "rows.csv", a_row())
+    found = ran(str(file), "--cap-times", "1.1")
     assert str(found.exception) == "--cap-times: is of --add only"
+    for given in ("0", "nan", "2.1"):
+        found = ran(str(file), "--add", str(tmp_path), "--cap-times", given)
+        assert str(found.exception) == f"--cap-times: is {given}; 0.5 to 2 is allowed"
+    file.write_text(f"{','.join((*served_loads.NEEDED, CAP))}\n{A_SET.replace(',', '')},4,e2e_mean_s,1,9\n")
+    with pytest.raises(InputError, match=r"line 2: cap_times: is 9; 0\.5 to 2 is allowed"):
+        read_latencies(file)
+
+
+def test_what_cannot_be_predicted_is_not_added(tmp_path: Path) -> None:
+    file = tmp_path / "rows.csv"
+    assert ran(str(file), "--add", str(recorded(tmp_path / "run")), "--profile", "nope").exit_code
+    assert not file.exists()
+    assert ran(str(file), "--add", str(tmp_path / "run")).exit_code == 0
+    found = ran(str(file), "--add", str(tmp_path / "run"), "--cap-times", "1.1")
+    assert "has loads of this set already" in str(found.exception)
 
 
 @thorough

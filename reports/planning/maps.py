@@ -107,7 +107,7 @@ def heat_map(whole: Laid, shown: Laid, shaded: Shaded, limited: Sequence[Limited
     numbered = len(columns) <= NUMBERED[0] and len(rows) <= NUMBERED[1]
     sizes = (len(columns), len(rows))
     figure = go.Figure(_coloured(cells, sizes, shaded, reach, hover, numbered=numbered))
-    _mark_cells(figure, cells, shaded, hover)
+    _mark_cells(figure, cells, shaded, hover, OUTLINES if limited else {})
     names = [_names(columns), _names(rows)]
     narrow = _cells_axis(names[0], "", 0.12)
     cell_px = min(CELL_PX[1], max(CELL_PX[0], MAP_PX // len(rows)))
@@ -193,10 +193,14 @@ OUTLINES: Mapping[str, tuple[str, str]] = {
 
 
 def _mark_cells(
-    figure: go.Figure, cells: Mapping[Cell, Row], shaded: Shaded, hover: Mapping[Cell, str]
+    figure: go.Figure,
+    cells: Mapping[Cell, Row],
+    shaded: Shaded,
+    hover: Mapping[Cell, str],
+    outlines: Mapping[str, tuple[str, str]],
 ) -> None:
     """Adds the outlines, what fails without a figure, and where the answer is."""
-    for verdict, (name, dash) in OUTLINES.items():
+    for verdict, (name, dash) in outlines.items():
         inside = {at for at, row in cells.items() if row["verdict"] == verdict}
         if not inside:
             continue

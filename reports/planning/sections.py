@@ -167,7 +167,10 @@ def _tiles(of: Shown) -> list[Tile]:
     every, best = of.plan.points, of.plan.best.to_dict("records")
     found = [tile for row in best for tile in _answer_tiles(of.plan.question, row, several=len(best) > 1)]
     tiles = found[: MOST_TILES - 1] or [
-        Tile(f"{(every['verdict'] == 'holds').sum()} of {len(every)}", "Points that hold")
+        Tile(
+            f"{(every['verdict'] == 'holds').sum()} of {len(every)}",
+            "Points that ran" if of.plan.certainty is None else "Points that hold",
+        )
     ]
     if len(best) == 1:
         tiles += _figures_of(of, best[0])
@@ -231,9 +234,10 @@ def _holds(of: Shown) -> list[Section]:
         return []
     name, options = parted(laid_out, MOST_ROWS)
     verdicts = of.plan.points["verdict"].value_counts()
+    words = ONCE if of.plan.certainty is None else WORDS
     parts = [
         f"{verdicts[key]:,} {one if verdicts[key] == 1 else many}"
-        for key, (one, many) in WORDS.items()
+        for key, (one, many) in words.items()
         if key in verdicts
     ]
     lead = f"Of {counted(len(of.plan.points), 'point')}, {listed(parts)}."
@@ -253,6 +257,8 @@ WORDS: Mapping[str, tuple[str, str]] = {
     "unsure": ("is not sure", "are not sure"),
     "fails": ("fails", "fail"),
 }
+# Where each point ran once and nothing was judged.
+ONCE: Mapping[str, tuple[str, str]] = {**WORDS, "holds": ("ran", "ran")}
 
 
 def _answers(options: list[common.Option]) -> Callable[[Laid], bool]:

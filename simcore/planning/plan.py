@@ -101,7 +101,7 @@ class Plan:
             "answer": self.answer,
             "notes": self.notes,
             "warnings": self.warnings,
-            "certainty": self.asked.whatif.certainty,
+            "certainty": None if self.asked.rule.most == 1 else self.asked.whatif.certainty,
             "limits": [asdict(limit) for limit in self.asked.limits],
             "objectives": [name for name, _ in objectives(self.asked)],
             "price_shares": self.shares,
@@ -183,7 +183,7 @@ def run(
             *unmeasured(shares, device),
             *extrapolated(shares),
         ],
-        notes=[*left, *result.left_out_early, *_more_requests(result)],
+        notes=[*left, *result.left_out_early, *_more_requests(result), *_once(asked, result)],
         simulated=runner.simulated,
         known=runner.known,
         requests=runner.requests,
@@ -255,6 +255,16 @@ def _more_requests(result: PlanResult) -> list[str]:
     of = f"{len(longer):,} of {len(times):,} points {'has' if len(longer) == 1 else 'have'}"
     more = f"more requests than workload.requests, up to {max(longer)} times as many"
     return [f"for a steady state {of} {more}"]
+
+
+def _once(asked: Asked, result: PlanResult) -> list[str]:
+    """Returns a note if drawn requests ran once, so that nothing was judged."""
+    once = [one.judged for one in result.tried if not one.point.same_in_every_run]
+    if asked.rule.most > 1 or not once:
+        return []
+    grew = sum(run.growing for judged in once for run in judged.runs)
+    of = f"; in {grew:,} of {len(once):,} points requests came faster than they were answered" if grew else ""
+    return [f"each point ran once, so nothing is judged{of}"]
 
 
 def _few(asked: Asked, tried: Sequence[Tried]) -> list[str]:

@@ -230,8 +230,8 @@ class Whatif(Strict):
     certainty: float = Field(0.95, ge=0.5, le=0.9999, description="how sure a verdict has to be")
     replicas: Annotated[int, Field(ge=1, le=10_000)] | None = Field(
         None,
-        description="runs of a point at most; by default 30, and 100 where a rate is searched; 1 of a grid"
-        " without limits",
+        description="runs of a point at most; by default 30, and 100 where a rate is searched; a grid without"
+        " limits may have 1, and then nothing is judged",
     )
     sensitivity: bool = Field(
         False, description="whether to run the best points with one thing changed at a time too"
@@ -530,9 +530,13 @@ SEARCHED: Mapping[str, tuple[str, ...]] = {
 
 
 def _check_single(whatif: Whatif, question: str, limits: Sequence[Limit], where: str) -> None:
-    if whatif.replicas == 1 and (question != "grid" or limits):
-        of = "which a grid without constraints and slo has not" if question == "grid" else "a grid allows 1"
-        raise InputError(f"{where}: replicas: is 1; a verdict takes 2 to 10000, {of}")
+    if whatif.replicas != 1:
+        return
+    if question != "grid" or limits:
+        of = "a grid with limits (constraints, slo)" if question == "grid" else f"question {question}"
+        raise InputError(f"{where}: replicas: is 1; {of} needs 2 to 10000")
+    if whatif.sensitivity:
+        raise InputError(f"{where}: replicas: is 1; with sensitivity 2 to 10000 are needed")
 
 
 def _check_study(base: Mapping[str, Any], question: str, where: str) -> None:

@@ -45,8 +45,8 @@ MOST_KNOWN = 1 << 15
 # The octave (bursts.Lines) by which `settle_by_probes` decides, and all other sizes there: tokens from
 # 131,072 on, of a number of sequences that profiles hardly measure: between measured points prices bend.
 PROBED, OTHERS = 18, 37
-# Seconds at each end, floor, memory, arithmetic, seconds that count as arithmetic (power.py), and at each end
-# those that the clock decides; and for each source its seconds at each end.
+# Seconds at each end, floor, memory, arithmetic at the datasheet's rates; at each end the seconds that count
+# as arithmetic (power.py), and those that the clock decides; for each source its seconds at each end.
 PricedEnds = tuple[tuple[float, ...], tuple[tuple[SourceKind, tuple[float, ...]], ...]]
 Key = tuple[int, ...]
 # The name of the size that grows, and the values of all sizes, with 0 for the growing one.
@@ -184,8 +184,8 @@ class PricedGroups:
         return price.seconds, self._roofline(part).of(price)
 
     def _cost(self, group: Group, sizes: Mapping[str, int]) -> PricedEnds:
-        value_s = low_s = high_s = least_s = memory_s = compute_s = bound_s = 0.0
-        clocked_s = [0.0, 0.0, 0.0]
+        value_s = low_s = high_s = least_s = memory_s = compute_s = 0.0
+        arithmetic_s, clocked_s = [0.0, 0.0, 0.0], [0.0, 0.0, 0.0]
         shares: dict[SourceKind, list[float]] = {}
         for op, count in group.ops:
             here = op.at(sizes)
@@ -195,13 +195,10 @@ class PricedGroups:
             value_s, low_s, high_s = value_s + taken[0], low_s + taken[1], high_s + taken[2]
             memory_s += count * floor.memory_s
             compute_s += count * floor.compute_s
-            shares_here = clock_shares(here, price.seconds, floor, self._of_part)
-            bound_s += shares_here[0] * taken[0]
             for i, seconds in enumerate((price.seconds, price.low_s, price.high_s)):
-                share = shares_here[1]
-                if i and 0.0 < share < 1.0:
-                    share = clock_shares(here, seconds, floor, self._of_part)[1]
-                clocked_s[i] += share * taken[i]
+                arithmetic, clocked = clock_shares(here, seconds, floor, self._of_part)
+                arithmetic_s[i] += arithmetic * taken[i]
+                clocked_s[i] += clocked * taken[i]
             # An assumed price may be faster than the datasheet allows (law 6).
             if price.source != "assumed":
                 least_s += count * floor.seconds
@@ -209,7 +206,8 @@ class PricedGroups:
             for i in range(len(ENDS)):
                 known[i] += taken[i]
         by_source = tuple([(source, tuple(shares[source])) for source in SOURCES if source in shares])
-        return (value_s, low_s, high_s, least_s, memory_s, compute_s, bound_s, *clocked_s), by_source
+        numbers = (value_s, low_s, high_s, least_s, memory_s, compute_s, *arithmetic_s, *clocked_s)
+        return numbers, by_source
 
 
 def _at(priced: PricedEnds, number: int) -> Cost:
@@ -222,8 +220,7 @@ def _under_clock(priced: PricedEnds, number: int) -> tuple[float, float]:
     """The seconds of a group that count as arithmetic, at end number `number` of ENDS, and those that the
     clock decides."""
     numbers = priced[0]
-    bound_s = numbers[6] * numbers[number] / numbers[0] if numbers[6] > 0.0 else 0.0
-    return bound_s, max(bound_s, numbers[7 + number])
+    return numbers[6 + number], numbers[9 + number]
 
 
 @dataclass(slots=True, eq=False)

@@ -20,7 +20,8 @@ Inside a launch of T seconds, a and b move from the past's to its own. Their mea
     a  =  x + (a before - x) over_s / T (1 - exp(-T / over_s))         x = its own share of arithmetic
 
 The constants are fitted to how much longer products take beside other work
-(`simcore.validate.calibration.cuda_power`); power itself is not measured.
+(`simcore.validate.calibration.cuda_power`); power itself is not measured. BUSY is of an H200, whose profile
+is the one with the law; that power goes with the rate was seen in services, not in products of several rates.
 """
 
 from collections.abc import Callable, Iterable, Sequence

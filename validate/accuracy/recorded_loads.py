@@ -67,9 +67,10 @@ def add(folders: list[Path], file: Path, cap_times: float | None = None) -> None
         kept = [dict(zip(head, line, strict=True)) for line in lines]
     for folder in folders:
         found = rows_of(folder, cap_times)
-        again = {(row["set"], row[CAP]) for row in kept} & {(row["set"], row[CAP]) for row in found}
-        if again:
-            sets = ", ".join(given for given, _ in again)
-            raise InputError(f"--add {folder}: {file} has loads of this set already: {sets}")
+        for column in (CAP, "date_utc"):
+            again = {(row["set"], row[column]) for row in kept} & {(row["set"], row[column]) for row in found}
+            if again:
+                sets = ", ".join(given for given, _ in again)
+                raise InputError(f"--add {folder}: {file} has loads of this set already: {sets}")
         kept += found
     write_csv(kept, file)

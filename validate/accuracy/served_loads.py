@@ -23,6 +23,7 @@ from typing import Annotated, Any
 import typer
 
 from simcore.assembly import Place, assemble
+from simcore.devices.profile import load_profile
 from simcore.input.files import InputError, plain
 from simcore.input.shipped import found as shipped
 from simcore.scenario import load_scenario
@@ -37,6 +38,8 @@ SCENARIO, DURATION, BETWEEN = "h200/serving", "duration_s", "; "
 NEEDED = ("set", "rate_per_s", "metric", "measured")
 MEDIAN_PCT, WORST_PCT, DURATION_PCT = 5.0, 12.0, 3.0
 BROKEN = 1
+# How many times lower a card's power cap may be than that of the profile's card.
+CAPS = 0.5, 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +78,7 @@ def read_latencies(path: Path) -> list[Latency]:
     found = []
     for where, line in cells.lines(path, NEEDED):
         rate, seconds = (positive(where, line, name) for name in ("rate_per_s", "measured"))
-        cap_times = positive(where, line, CAP) if line.get(CAP) else None
+        cap_times = _cap(f"{where}: {CAP}", positive(where, line, CAP)) if line.get(CAP) else None
         found.append(Latency(line["set"], rate, line["metric"], seconds, cap_times))
     if not found:
         raise InputError(f"{path}: has no row")
@@ -91,6 +94,12 @@ def read_latencies(path: Path) -> list[Latency]:
     # All of a run together, load after load.
     runs = {given: i for i, given in enumerate(dict.fromkeys(row.of_run for row in found))}
     return sorted(found, key=lambda row: (runs[row.of_run], row.rate_per_s))
+
+
+def _cap(where: str, times: float) -> float:
+    if not CAPS[0] <= times <= CAPS[1]:
+        raise InputError(f"{where}: is {times:g}; {CAPS[0]:g} to {CAPS[1]:g} is allowed")
+    return times
 
 
 def predicted(rows: Sequence[Latency], profile: str) -> Iterator[Judged]:
@@ -172,13 +181,17 @@ def main(
     ] = None,
     cap_times: Annotated[
         float | None,
-        typer.Option(min=0.5, max=2.0, help="of --add: how many times lower its card's power cap was"),
+        typer.Option(help="of --add: how many times lower its card's power cap was"),
     ] = None,
 ) -> None:
     """Predicts measured services anew; exit 1 where a bar is missed."""
     if cap_times is not None and not added:
         raise InputError("--cap-times: is of --add only")
+    if cap_times is not None:
+        _cap("--cap-times", cap_times)
     if added:
+        # What cannot be predicted is not added.
+        load_profile("h200-sxm", profile)
         add(added, file, cap_times)
     found = list(predicted(read_latencies(file), profile))
     for line in lines(found):
