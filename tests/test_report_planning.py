@@ -172,6 +172,19 @@ def test_missing_files_and_columns_are_left_out(tmp_path: Path) -> None:
     assert "What holds" not in page
     (tmp_path / "points.csv").write_text("label,verdict,devices\na,holds,1\na,fails,\n")
     assert set(plots_of(page_of(tmp_path))) == {"holds"}
+    # Nothing is said to hold where each point ran once.
+    summary = {
+        "study": "plan",
+        "question": "grid",
+        "answer": "a",
+        "certainty": None,
+        "limits": [],
+        "objectives": [],
+    }
+    (tmp_path / "summary.json").write_text(json.dumps(summary))
+    page = page_of(tmp_path)
+    assert "What holds" not in page
+    assert "Points that ran" in page
 
 
 @pytest.mark.parametrize(

@@ -87,6 +87,11 @@ class Planned:
         return self.summary.get("certainty")
 
     @property
+    def once(self) -> bool:
+        """Whether each point ran once, so that nothing was judged."""
+        return "certainty" in self.summary and self.certainty is None
+
+    @property
     def best(self) -> pd.DataFrame:
         """The points that answer: of a grid the Pareto front; none if nothing holds."""
         return self.points[self.points["best"] == 1.0]

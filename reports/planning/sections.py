@@ -169,7 +169,7 @@ def _tiles(of: Shown) -> list[Tile]:
     tiles = found[: MOST_TILES - 1] or [
         Tile(
             f"{(every['verdict'] == 'holds').sum()} of {len(every)}",
-            "Points that ran" if of.plan.certainty is None else "Points that hold",
+            "Points that ran" if of.plan.once else "Points that hold",
         )
     ]
     if len(best) == 1:
@@ -230,14 +230,13 @@ def _left_out(of: Laid, most: int) -> list[str]:
 
 def _holds(of: Shown) -> list[Section]:
     laid_out = of.laid
-    if laid_out is None:
+    if laid_out is None or of.plan.once:
         return []
     name, options = parted(laid_out, MOST_ROWS)
     verdicts = of.plan.points["verdict"].value_counts()
-    words = ONCE if of.plan.certainty is None else WORDS
     parts = [
         f"{verdicts[key]:,} {one if verdicts[key] == 1 else many}"
-        for key, (one, many) in words.items()
+        for key, (one, many) in WORDS.items()
         if key in verdicts
     ]
     lead = f"Of {counted(len(of.plan.points), 'point')}, {listed(parts)}."
@@ -257,8 +256,6 @@ WORDS: Mapping[str, tuple[str, str]] = {
     "unsure": ("is not sure", "are not sure"),
     "fails": ("fails", "fail"),
 }
-# Where each point ran once and nothing was judged.
-ONCE: Mapping[str, tuple[str, str]] = {**WORDS, "holds": ("ran", "ran")}
 
 
 def _answers(options: list[common.Option]) -> Callable[[Laid], bool]:
@@ -295,6 +292,10 @@ def _limit_plot(whole: Laid, limited: Limited) -> Plot:
     return common.plot(key, f"{title} against {whole.across.title}", [dimension], draw, title)
 
 
+# What a map with limits shows besides.
+OUTLINED = ": what holds in all limits for sure has a line around it, what is not sure dashes"
+
+
 def _maps(of: Shown) -> list[Section]:
     """Shows each limited metric and each objective over two numbers, where the points fill a grid of them."""
     whole = laid(of.plan, longest=True)
@@ -320,6 +321,7 @@ def _maps(of: Shown) -> list[Section]:
     left = f"Of {len(ways):,} ways of running the {MOST_MAPS} are drawn that answer or hold most often."
     notes = [left] if len(ways) > MOST_MAPS else []
     words = {"across": whole.across.title, "rows": whole.rows.title if whole.rows else ""}
+    words["outlined"] = OUTLINED if of.limited else ""
     return [common.section("plan", "maps", words, plots=plots, notes=notes, wide=maps.is_wide(whole))]
 
 
