@@ -45,6 +45,7 @@ from simcore.ops.op import DTYPE_BYTES, Op, Price, Shape, SourceKind, prompts
 
 # A shape that differs from every measured one by more than this factor in some dimension is not between them.
 FAR = 8.0
+# The logarithm of that, and the side of a cell (`_cell`).
 CELL = math.log(FAR)
 # Products of up to this many rows have a kernel of their own, whose time depends on every row.
 FEW_ROWS = 64
@@ -372,8 +373,7 @@ class Correction:
         """Returns the place of these coordinates; None if they differ from `alike`."""
         if any(own.get(name) != value for name, value in self.alike.items()):
             return None
-        sizes = [own.get(name) for name in self.names]
-        return None if None in sizes else [_log(size) for size in sizes if size is not None]
+        return [_log(own[name]) for name in self.names] if own.keys() >= {*self.names} else None
 
     def _inside(self, x: Sequence[float]) -> list[float]:
         """Returns the place in the box of the points that is nearest to x."""

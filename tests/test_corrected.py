@@ -111,7 +111,7 @@ def test_what_differs_by_more_than_eight_times_from_all_is_not_between_them(
 
 
 def test_what_is_far_is_far_from_every_point() -> None:
-    """Places on a line through a plane with few points, on which nothing else makes a place unknown."""
+    """Places between four corners with few points beside them: nothing else makes a place unknown."""
     draw = Random(3)
     corners = {(m, n): 2.0 for m in (1, 10**6) for n in (1, 10**6)}
     points = {**corners, **{(draw.randint(1, 10**6), draw.randint(1, 10**6)): 2.0 for _ in range(9)}}

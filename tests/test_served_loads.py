@@ -160,9 +160,10 @@ def test_recorded_loads_are_predicted() -> None:
     missed = [one.latency for one in found if abs(one.pct) >= served_loads.WORST_PCT]
     seeds = ((int(one.set.partition("seed=")[2].partition(";")[0]), one) for one in missed)
     assert {(seed, one.rate_per_s, one.cap_times is not None) for seed, one in seeds} == OVER
-    known = [one for one in found if one.latency.cap_times is not None]
-    assert len(known) == 14 * 13
+    known, unknown = ([one for one in found if (one.latency.cap_times is None) == no] for no in (False, True))
+    assert (len(known), len(unknown)) == (14 * 13, 22 * 13)
     assert figures(known)["worst"] < 14.0
+    assert figures(unknown)["duration"] < 2.0
 
 
 def test_a_load_is_predicted_with_the_cap_of_its_card(tmp_path: Path) -> None:

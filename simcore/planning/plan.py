@@ -101,7 +101,7 @@ class Plan:
             "answer": self.answer,
             "notes": self.notes,
             "warnings": self.warnings,
-            "certainty": None if self.asked.rule.most == 1 else self.asked.whatif.certainty,
+            "certainty": None if self.asked.rule.once else self.asked.whatif.certainty,
             "limits": [asdict(limit) for limit in self.asked.limits],
             "objectives": [name for name, _ in objectives(self.asked)],
             "price_shares": self.shares,
@@ -260,7 +260,7 @@ def _more_requests(result: PlanResult) -> list[str]:
 def _once(asked: Asked, result: PlanResult) -> list[str]:
     """Returns a note if drawn requests ran once, so that nothing was judged."""
     once = [one.judged for one in result.tried if not one.point.same_in_every_run]
-    if asked.rule.most > 1 or not once:
+    if not asked.rule.once or not once:
         return []
     grew = sum(run.growing for judged in once for run in judged.runs)
     of = f"; in {grew:,} of {len(once):,} points requests came faster than they were answered" if grew else ""

@@ -525,9 +525,8 @@ def _grid(asked: Asked, benches: Benches, runner: Runner) -> PlanResult:
 
     def search(one: Alternative) -> Search[Judged]:
         more = not one.point.scenario.workload.traces
-        if asked.rule.most == 1 or (not more and len(rates) == 1):
-            # A trace is the load itself, unless it is replayed at several speeds. By a single run of drawn
-            # requests nothing is judged.
+        if asked.rule.once or (not more and len(rates) == 1):
+            # A trace is the load itself, unless it is replayed at several speeds; one run is no steady state.
             return (yield from judge(one.point, asked.limits, asked.rule))
         found, _ = yield from steady(
             partial(with_times, benches, one.point),

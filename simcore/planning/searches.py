@@ -158,8 +158,7 @@ def _judged(point: Point, runs: Sequence[Ran], limits: Sequence[Limit], rule: Ru
     failing, unsure = (
         [limit for limit in limits if verdicts[limit.metric] == verdict] for verdict in ("fails", "unsure")
     )
-    # By a single run of drawn requests nothing is judged.
-    kept_up = "holds" if rule.most == 1 and not point.same_in_every_run else _kept_up(runs, rule)
+    kept_up = "holds" if rule.once and not point.same_in_every_run else _kept_up(runs, rule)
     if kept_up == "fails" or (steady and _are_long(runs) and _fills(runs, GROWN)):
         return verdict("fails", verdicts if failing else {}, OVERLOAD)
     if failing:

@@ -50,6 +50,11 @@ class Rule:
     most: int = 30
 
     @property
+    def once(self) -> bool:
+        """Whether each point runs once, so that nothing is judged of requests that are drawn."""
+        return self.most == 1
+
+    @property
     def looks(self) -> tuple[int, ...]:
         """After how many replicas the test is made."""
         return (*(look for look in LOOKS if look < self.most), self.most)

@@ -18,12 +18,11 @@ from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from statistics import median
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from simcore.assembly import Place, assemble
-from simcore.devices.profile import load_profile
+from simcore.assembly import Parts, Place, assemble
 from simcore.input.files import InputError, plain
 from simcore.input.shipped import found as shipped
 from simcore.scenario import load_scenario
@@ -40,6 +39,8 @@ MEDIAN_PCT, WORST_PCT, DURATION_PCT = 5.0, 12.0, 3.0
 BROKEN = 1
 # How many times lower a card's power cap may be than that of the profile's card.
 CAPS = 0.5, 2.0
+# What a run was given, and how many times lower its card's cap was.
+OfRun = tuple[str, float | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +55,7 @@ class Latency:
     cap_times: float | None = None
 
     @property
-    def of_run(self) -> tuple[str, float | None]:
+    def of_run(self) -> OfRun:
         """What its run was given, and on which card."""
         return self.set, self.cap_times
 
@@ -82,7 +83,7 @@ def read_latencies(path: Path) -> list[Latency]:
         found.append(Latency(line["set"], rate, line["metric"], seconds, cap_times))
     if not found:
         raise InputError(f"{path}: has no row")
-    lines_of: dict[Any, int] = {}
+    lines_of: dict[tuple[OfRun, float, str], int] = {}
     for number, row in enumerate(found, FIRST_LINE):
         first = lines_of.setdefault((row.of_run, row.rate_per_s, row.metric), number)
         if first != number:
@@ -102,15 +103,18 @@ def _cap(where: str, times: float) -> float:
     return times
 
 
+def _assembled(settings: Sequence[str], cap_times: float = 1.0) -> Parts:
+    file = shipped(Path(SCENARIO))
+    return assemble(load_scenario(file, settings), str(file), Place(cap_times=cap_times))
+
+
 def predicted(rows: Sequence[Latency], profile: str) -> Iterator[Judged]:
     """Yields the rows with their predictions: all loads of one `set` in one run. Raises InputError if a
     setting is no scenario's, or a load or a metric is not in its results."""
-    file = shipped(Path(SCENARIO))
     for (given, cap_times), own in groupby(rows, key=lambda row: row.of_run):
-        place = Place(cap_times=cap_times or 1.0)
         try:
-            scenario = load_scenario(file, [*given.split(BETWEEN), f"profile={profile}"])
-            results = of_whole_runs(assemble(scenario, str(file), place).study.run(lambda *_: None).rows)
+            parts = _assembled([*given.split(BETWEEN), f"profile={profile}"], cap_times or 1.0)
+            results = of_whole_runs(parts.study.run(lambda *_: None).rows)
         except InputError as error:
             raise InputError(f"set: {plain(given)}: {error}") from None
         values = {
@@ -191,7 +195,7 @@ def main(
         _cap("--cap-times", cap_times)
     if added:
         # What cannot be predicted is not added.
-        load_profile("h200-sxm", profile)
+        _assembled([f"profile={profile}"])
         add(added, file, cap_times)
     found = list(predicted(read_latencies(file), profile))
     for line in lines(found):
