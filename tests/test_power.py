@@ -10,6 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 from random import Random
 from statistics import median
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -740,11 +741,29 @@ def test_the_cap_of_a_card_is_found_beside_that_of_another(times: float) -> None
     assert cap_times(LIMIT, [*rows, *fp8]) == pytest.approx(times, rel=1e-3)
 
 
+@pytest.mark.parametrize("at_rest", [0.97, 1.0, 1.03])
+def test_a_card_that_is_slower_at_rest_has_the_same_cap(
+    at_rest: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under load this card takes what one with a cap 1.1 times lower takes, whatever it takes at rest."""
+    rows = iter(row for row in rows_of(LIMIT.lower(1.1)) if row.kind == "steady")
+
+    def measured(products: cuda_power.Products, *_: object) -> Row:
+        row = next(rows)
+        return replace(row, times=row.times * 6e-4 / products.alone_s["bf16"])
+
+    monkeypatch.setattr(cuda_power, "Products", lambda fp8: SimpleNamespace(alone_s={"bf16": at_rest * 6e-4}))
+    monkeypatch.setattr(cuda_power, "steady", measured)
+    found = cuda_power.cap_times(LIMIT, lambda op: Price(6e-4, 6e-4, 6e-4, "measured", ""))
+    assert found == pytest.approx(1.1, rel=1e-3)
+
+
 class Capped(Real):
     """A machine that is simulated at the cap of the profile's card, and says that its own is half of that."""
 
-    def cap_times(self, limit: PowerLimit) -> float:
+    def cap_times(self, limit: PowerLimit, price: Pricer) -> float:
         assert limit.arithmetic > 1.0
+        assert price(ops.matmul("gate_up", m=2048, n=28_672, k=4096, dtype="bf16")).seconds > 0.0
         return 2.0
 
     def start(self, setup: Setup) -> Run:

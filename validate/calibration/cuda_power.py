@@ -9,12 +9,14 @@ of them than the L2 cache holds. Alone means after rest, the median of several.
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from statistics import median
 
 import torch
 
+from simcore.ops.op import Pricer, matmul
 from simcore.sim.power import PowerLimit
 from simcore.validate.benchmarks.timing import capture, event
 from simcore.validate.calibration import power_fit
@@ -24,6 +26,8 @@ from simcore.validate.timing.cuda_times import Call, has_fp8, scaled_product
 # Llama 3.1 8B's gate and up.
 WIDE, DEEP, MATRICES = 28_672, 4_096, 8
 ROWS, FEW_ROWS, SEED = 2_048, 32, 0
+# The product that arithmetic bounds.
+PRODUCT = matmul("gate_up", m=ROWS, n=WIDE, k=DEEP, dtype="bf16")
 # Share of arithmetic, period, and what comes beside it; of fp8 a few.
 STEADY: tuple[tuple[float, float, Beside], ...] = (
     *((share / 10, 0.04, "memory") for share in range(10, 0, -1)),
@@ -117,11 +121,15 @@ def rows_here(*, quick: bool, say: Callable[[str], None]) -> list[Row]:
     return rows
 
 
-def cap_times(limit: PowerLimit) -> float:
+def cap_times(limit: PowerLimit, price: Pricer) -> float:
     """Returns by how much this card's power cap is lower than that of the law's card, by the quick cases, in
-    about 15 s. Raises RuntimeError as `rows_here`, and OffError as `power_fit.cap_times`."""
+    about 15 s. Times are in those of the law's card at rest, which `price` gives: at rest this card may be
+    faster or slower, and predictions know nothing of that. Raises RuntimeError as `rows_here`, OffError as
+    `power_fit.cap_times`."""
     products = Products(fp8=False)
-    return power_fit.cap_times(limit, [steady(products, "bf16", *case) for case in QUICK])
+    at_rest = products.alone_s["bf16"] / price(PRODUCT).seconds
+    rows = [steady(products, "bf16", *case) for case in QUICK]
+    return power_fit.cap_times(limit, [replace(row, times=at_rest * row.times) for row in rows])
 
 
 def steady(products: Products, name: str, share: float, period_s: float, beside: Beside) -> Row:

@@ -80,8 +80,9 @@ class Measuring(Protocol):
         """Returns the costs of verbs on this machine in a case (`machine.Overheads`), as far as op times do
         not include them."""
 
-    def cap_times(self, limit: PowerLimit) -> float:
-        """Measures by how much this machine's power cap is lower than that of the card of the law."""
+    def cap_times(self, limit: PowerLimit, price: Pricer) -> float:
+        """Measures by how much this machine's power cap is lower than that of the card of the law, whose
+        prices these are."""
 
     def start(self, setup: Setup) -> Run:
         """See `simcore.sim.runs.Start`."""
@@ -127,14 +128,14 @@ def climb(
     place = Place(on, real.start, repeats)
     parts = assemble(scenario, where, place)
     # Cards of a kind differ: a service near saturation is predicted for this one.
-    cap_times = 1.0 if parts.power is None else real.cap_times(parts.power)
+    price = parts.price()
+    cap_times = 1.0 if parts.power is None else real.cap_times(parts.power, price)
     outcome = parts.study.run(progress)
     if cap_times != 1.0:
         cap = f"this card's power cap is {1.0 / cap_times:.3f} times that of the card of the profile"
         outcome.notes.append(
             f"{cap}, by products under load: predictions here count with it, a run on sim does not"
         )
-    price = parts.price()
     alone = ops(real.traces, price, floor, progress)
     points, prices = alone.points, alone.prices
     outcome.warnings = [*outcome.warnings, *alone.warnings]

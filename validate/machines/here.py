@@ -18,7 +18,7 @@ from simcore.models.decoder import Decoder
 from simcore.models.long_convolution import LongConvolution
 from simcore.models.prompt import ORIGINAL, PROMPT_METHODS, Prompt
 from simcore.models.served_decoder import ServedDecoder
-from simcore.ops.op import Op
+from simcore.ops.op import Op, Pricer
 from simcore.scenario import Scenario
 from simcore.sim.power import PowerLimit
 from simcore.sim.runs import Run, Setup
@@ -181,9 +181,9 @@ class Real:
         del case
         return {}
 
-    def cap_times(self, limit: PowerLimit) -> float:
+    def cap_times(self, limit: PowerLimit, price: Pricer) -> float:
         """Returns 1: no CPU's cap is known to differ."""
-        del limit
+        del limit, price
         return 1.0
 
     def start(self, setup: Setup) -> Run:

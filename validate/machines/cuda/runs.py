@@ -26,6 +26,7 @@ from simcore.input.files import InputError
 from simcore.machine.machine import Machine, Program
 from simcore.machine.trace import Trace
 from simcore.models.served_decoder import ServedDecoder
+from simcore.ops.op import Pricer
 from simcore.sim.power import PowerLimit
 from simcore.sim.runs import Run, Setup
 from simcore.sim.simulation import Route
@@ -306,12 +307,12 @@ class RealCard:
         traces = reported({case: runs}) if runs else []
         return {**self._in_loops, **traces[0].verbs} if traces else self._in_loops
 
-    def cap_times(self, limit: PowerLimit) -> float:
-        """Measures by how much this card's power cap is lower than that of the card of the law; 1 where that
-        cannot be measured."""
+    def cap_times(self, limit: PowerLimit, price: Pricer) -> float:
+        """Measures by how much this card's power cap is lower than that of the card of the law, whose prices
+        these are; 1 where that cannot be measured."""
         self.release()
         try:
-            found = cap_times(limit)
+            found = cap_times(limit, price)
             self.power_cap = (
                 f"{1.0 / found:.3f} times that of the card of the profile, by products under load"
             )
