@@ -10,7 +10,6 @@ from itertools import pairwise
 from pathlib import Path
 from random import Random
 from statistics import median
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -739,23 +738,6 @@ def test_the_cap_of_a_card_is_found_beside_that_of_another(times: float) -> None
     # Of fp8, whose products do not slow down in the simulator, no row counts.
     fp8 = [replace(row, dtype="fp8", times=2.0) for row in rows]
     assert cap_times(LIMIT, [*rows, *fp8]) == pytest.approx(times, rel=1e-3)
-
-
-@pytest.mark.parametrize("at_rest", [0.97, 1.0, 1.03])
-def test_a_card_that_is_slower_at_rest_has_the_same_cap(
-    at_rest: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Under load this card takes what one with a cap 1.1 times lower takes, whatever it takes at rest."""
-    rows = iter(row for row in rows_of(LIMIT.lower(1.1)) if row.kind == "steady")
-
-    def measured(products: cuda_power.Products, *_: object) -> Row:
-        row = next(rows)
-        return replace(row, times=row.times * 6e-4 / products.alone_s["bf16"])
-
-    monkeypatch.setattr(cuda_power, "Products", lambda fp8: SimpleNamespace(alone_s={"bf16": at_rest * 6e-4}))
-    monkeypatch.setattr(cuda_power, "steady", measured)
-    found = cuda_power.cap_times(LIMIT, lambda op: Price(6e-4, 6e-4, 6e-4, "measured", ""))
-    assert found == pytest.approx(1.1, rel=1e-3)
 
 
 class Capped(Real):

@@ -1,6 +1,6 @@
 """Holds the law by which arithmetic takes longer under load (`simcore.sim.power`) to products on a card.
 
-    python -m simcore.validate.accuracy.power --out rows.csv                 measures this card, a minute
+    python -m simcore.validate.accuracy.power --out rows.csv                 measures this card, 90 s
     python -m simcore.validate.accuracy.power --out rows.csv --fit           and writes its constants
     python -m simcore.validate.accuracy.power --measured rows.csv            judges rows again, without a card
 
@@ -21,6 +21,7 @@ import typer
 
 from simcore.assembly import law_of
 from simcore.devices.fitted import LimitedPower, write_law
+from simcore.devices.price import pricer
 from simcore.devices.spec import load_device
 from simcore.input.files import InputError
 from simcore.sim.power import PowerLimit
@@ -91,7 +92,7 @@ def main(
     fit: Annotated[
         bool, typer.Option("--fit", help="fit the constants, write them into the profile")
     ] = False,
-    quick: Annotated[bool, typer.Option("--quick", help="a fourth of the cases, 15 s")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="a fourth of the cases, 30 s")] = False,
     from_: Annotated[
         Path | None, typer.Option("--measured", help="rows of an earlier run, in place of a card")
     ] = None,
@@ -103,7 +104,8 @@ def main(
     name = _device(device, from_, quick)
     known = fitted_profile(name, profile)
     if from_ is None:
-        rows = cuda_power.rows_here(quick=quick, say=partial(typer.echo, err=True))
+        price = pricer(load_device(name), profile=known)
+        rows = cuda_power.rows_here(price, quick=quick, say=partial(typer.echo, err=True))
         born = {key: str(value) for key, value in asdict(birth(measure_card(lambda text: None))).items()}
         births = [{key: born[key] for key in BORN}] * len(rows)
     else:

@@ -44,7 +44,7 @@ from simcore.devices.making import (
     write_renewed,
     write_whole,
 )
-from simcore.devices.price import roofline
+from simcore.devices.price import pricer, roofline
 from simcore.devices.profile import load_profile
 from simcore.devices.spec import load_device
 from simcore.input.files import InputError, validated
@@ -173,7 +173,7 @@ def _with_laws(
         profile = replace(profile, notes=(*profile.notes, *notes), contention=shared)
         yield profile
     if "matmul" in kinds and time.perf_counter() + card_power.lasts_s(quick=quick) < end_s:
-        power, notes = _limited_power(profile.power, quick, progress)
+        power, notes = _limited_power(profile, quick, progress)
         yield replace(profile, notes=(*profile.notes, *notes), power=power)
 
 
@@ -241,27 +241,28 @@ def _shared_use(
 
 
 def _limited_power(
-    before: LimitedPower | None, quick: bool, progress: Progress
+    profile: FittedProfile, quick: bool, progress: Progress
 ) -> tuple[LimitedPower | None, list[str]]:
     """Measures how much longer arithmetic takes under load; returns also notes. On failure keeps the earlier
     constants."""
     cases, done = card_power.cases(quick=quick), itertools.count()
+    price = pricer(load_device(profile.device), profile=profile)
 
     def say(text: str) -> None:
         progress(f"products under load, {text}: case", next(done), cases)
 
     try:
         rows, date = (
-            card_power.rows_here(quick=quick, say=say),
+            card_power.rows_here(price, quick=quick, say=say),
             datetime.now(UTC).isoformat(timespec="seconds"),
         )
         return power_fit.limited_power(rows, torch.cuda.get_device_name(0), date), []
     except power_fit.UnlimitedError as error:
         return None, [str(error)]
     except card_measure.FAILURES as error:
-        kept = " (they are those of the profile before)" if before else ""
+        kept = " (they are those of the profile before)" if profile.power else ""
         card_measure.go_on()
-        return before, [f"constants of limited power could not be measured{kept}: {one_line(error)}"]
+        return profile.power, [f"constants of limited power could not be measured{kept}: {one_line(error)}"]
 
 
 def _before(target: Path, device: str) -> FittedProfile | None:

@@ -1,18 +1,21 @@
 """Measures how much longer products take under load: what `power_fit` fits the law of `simcore.sim.power` to.
 
-    steady   products for a share of each period, for SECONDS; the second half of the periods counts
+    steady   products for a share of each period, for SECONDS; periods from SETTLED_S on count, in the mean
     begins   after rest, or after what memory bounds, products without a pause
 
 Products that arithmetic bounds have ROWS rows, those that memory bounds FEW_ROWS of the same matrices, more
-of them than the L2 cache holds. Alone means after rest, the median of several.
+of them than the L2 cache holds. Times are in those of the profile's price, which is what the simulator
+lengthens; in fp8, which it does not, in those of this card after rest.
+
+A card over its cap lowers its clock too far, raises it too far, and so on, about once a second: the median
+product of a second takes 3 % less than the mean one, which is what adds up to the time of a service.
 """
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from itertools import pairwise
-from statistics import median
+from statistics import mean, median
 
 import torch
 
@@ -41,12 +44,12 @@ STEADY_FP8: tuple[tuple[float, float, Beside], ...] = (
 QUICK: tuple[tuple[float, float, Beside], ...] = (
     (1.0, 0.04, "memory"), (0.6, 0.04, "memory"), (0.3, 0.04, "memory"), (0.8, 0.04, "rest"),
 )  # fmt: skip
-# Seconds of a steady case, at least so many periods, and of rest before it.
-SECONDS, LEAST_PERIODS, REST_S = 1.6, 12, 0.5
+# Seconds of a steady case, those that do not count, and of rest before it: two swings of the clock count.
+SECONDS, SETTLED_S, REST_S = 3.0, 1.0, 0.5
 # Beginnings of a kind, graphs of one, products in a graph, seconds before.
 BEGINNINGS, BEGUN, AT_A_TIME, BEFORE_S = 3, 150, 2, 1.0
 # Seconds of all of it, and of the quick cases.
-LASTS_S, QUICK_LASTS_S = 75.0, 20.0
+LASTS_S, QUICK_LASTS_S = 95.0, 30.0
 # Alone: products in a graph, and repetitions, each after a rest.
 ALONE, REPEATS, ALONE_REST_S = 8, 9, 0.3
 # Host and card: periods that are queued ahead.
@@ -55,9 +58,9 @@ AHEAD = 3
 
 class Products:
     """The products of one card. `alone_s`: seconds of each by itself, by number format, "memory" for those
-    that memory bounds."""
+    that memory bounds; of bf16 by the price."""
 
-    def __init__(self, *, fp8: bool = True) -> None:
+    def __init__(self, price: Pricer, *, fp8: bool = True) -> None:
         generator = torch.Generator("cuda").manual_seed(SEED)
 
         def drawn(*size: int) -> torch.Tensor:
@@ -70,7 +73,8 @@ class Products:
             self.calls[name] = [partial(torch.mm, x, each, out=out) for each in matrices]
         if fp8 and has_fp8():
             self.calls["fp8"] = [scaled_product(ROWS, WIDE, DEEP) for _ in range(MATRICES // 2)]
-        self.alone_s: Mapping[str, float] = {name: self._alone_s(name) for name in self.calls}
+        measured = {name: self._alone_s(name) for name in self.calls if name != "bf16"}
+        self.alone_s: Mapping[str, float] = {**measured, "bf16": price(PRODUCT).seconds}
 
     def graph(self, name: str, count: int) -> torch.cuda.CUDAGraph:
         """Captures `count` products, matrix after matrix."""
@@ -104,9 +108,9 @@ def cases(*, quick: bool) -> int:
     return len(QUICK) + 2 if quick else len(STEADY) + len(STEADY_FP8) + 2 * BEGINNINGS
 
 
-def rows_here(*, quick: bool, say: Callable[[str], None]) -> list[Row]:
-    """Measures this card. Raises RuntimeError if it has no room for the matrices."""
-    products = Products()
+def rows_here(price: Pricer, *, quick: bool, say: Callable[[str], None]) -> list[Row]:
+    """Measures this card, in times of the prices. Raises RuntimeError if it has no room for the matrices."""
+    products = Products(price)
     asked = [("bf16", case) for case in (QUICK if quick else STEADY)]
     if not quick and "fp8" in products.calls:
         asked += [("fp8", case) for case in STEADY_FP8]
@@ -123,13 +127,11 @@ def rows_here(*, quick: bool, say: Callable[[str], None]) -> list[Row]:
 
 def cap_times(limit: PowerLimit, price: Pricer) -> float:
     """Returns by how much this card's power cap is lower than that of the law's card, by the quick cases, in
-    about 15 s. Times are in those of the law's card at rest, which `price` gives: at rest this card may be
-    faster or slower, and predictions know nothing of that. Raises RuntimeError as `rows_here`, OffError as
-    `power_fit.cap_times`."""
-    products = Products(fp8=False)
-    at_rest = products.alone_s["bf16"] / price(PRODUCT).seconds
-    rows = [steady(products, "bf16", *case) for case in QUICK]
-    return power_fit.cap_times(limit, [replace(row, times=at_rest * row.times) for row in rows])
+    about 20 s. Times are in those of the law's prices: by those of this card at rest, which differ by some
+    percent from card to card, predictions would be off by as much. Raises RuntimeError as `rows_here`, and
+    OffError as `power_fit.cap_times`."""
+    products = Products(price, fp8=False)
+    return power_fit.cap_times(limit, [steady(products, "bf16", *case) for case in QUICK])
 
 
 def steady(products: Products, name: str, share: float, period_s: float, beside: Beside) -> Row:
@@ -140,8 +142,8 @@ def steady(products: Products, name: str, share: float, period_s: float, beside:
     if beside == "memory" and share < 1.0:
         other = products.graph("memory", max(1, round(left_s / products.alone_s["memory"])))
     time.sleep(REST_S)
-    marks = []
-    for _ in range(max(LEAST_PERIODS, round(SECONDS / period_s))):
+    marks, settled = [], round(SETTLED_S / period_s)
+    for _ in range(round(SECONDS / period_s)):
         before, after = event(), event()
         before.record()
         graph.replay()
@@ -155,14 +157,11 @@ def steady(products: Products, name: str, share: float, period_s: float, beside:
         if len(marks) > AHEAD:
             marks[-AHEAD][1].synchronize()
     torch.cuda.synchronize()
-    half = marks[len(marks) // 2 :]
-    took = [1e-3 * before.elapsed_time(after) for before, after in half]
-    periods = [1e-3 * one[0].elapsed_time(two[0]) for one, two in pairwise(half)]
-    whole_s = median(periods)
-    taken = min(1.0, median(took) / whole_s)
-    return Row(
-        "steady", name, beside, whole_s, taken, 0.0, 0, median(took) / count / alone_s, len(took) * count
-    )
+    counted = marks[settled:]
+    took_s = mean([1e-3 * before.elapsed_time(after) for before, after in counted])
+    whole_s = 1e-3 * counted[0][0].elapsed_time(counted[-1][0]) / (len(counted) - 1)
+    times, taken = took_s / count / alone_s, min(1.0, took_s / whole_s)
+    return Row("steady", name, beside, whole_s, taken, 0.0, 0, times, len(counted) * count)
 
 
 def beginning(products: Products, beside: Beside, series: int) -> list[Row]:
