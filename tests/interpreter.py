@@ -2,7 +2,8 @@
 function: once a launch will do. It makes a table of all number formats for each that it looks up, and looks
 for all built-in functions: once will do. It reduces and scans a block number by number: slice by slice, along
 the axis, will do. It describes the shape of every block anew: once will do. It works out whether integers
-overflow, then tells nobody: not at all will do."""
+overflow, then tells nobody: not at all will do. It compares shapes number by number and formats by their
+names: where they are the same ones, a look will do."""
 
 import inspect
 from collections.abc import Callable
@@ -26,6 +27,7 @@ def make_quicker() -> None:
     _combine_slices(interpreter)
     _describe_shapes_once(interpreter)
     _no_check_without_effect(interpreter)
+    _compare_once(interpreter)
 
 
 def _patch_once_a_launch(interpreter: Any) -> None:
@@ -54,9 +56,23 @@ def _patch_once_a_launch(interpreter: Any) -> None:
 
 def _find_builtins_once(interpreter: Any) -> None:
     patch_attr: Callable[..., None] | None = getattr(interpreter, "_patch_attr", None)
-    if patch_attr is None or not hasattr(interpreter, "_patch_builtin"):
+    semantic: Any = getattr(interpreter, "interpreter_semantic", None)
+    if patch_attr is None or semantic is None or not hasattr(interpreter, "_patch_builtin"):
         return
-    is_builtin = interpreter.tl.core.is_builtin
+    core = interpreter.tl.core
+    is_builtin = core.is_builtin
+    # What a built-in function does before itself: look whether it is given a semantic.
+    looks = core.builtin(is_builtin).__code__
+
+    def with_semantic(member: Any) -> Any:
+        of = member.__wrapped__ if getattr(member, "__code__", None) is looks else member
+
+        def given(*args: Any, **named: Any) -> Any:
+            named["_semantic"] = semantic
+            return of(*args, **named)
+
+        return given
+
     # By the package or class: names of its built-in functions. None is patched when it is first looked at.
     names: dict[Any, list[str]] = {}
 
@@ -66,7 +82,7 @@ def _find_builtins_once(interpreter: Any) -> None:
         for name in names[of]:
             member = getattr(of, name)
             if is_builtin(member):
-                patch_attr(of, name, member, builder, scope)
+                scope.set_attr(of, name, with_semantic(member))
 
     interpreter._patch_builtin = patch_builtin
 
@@ -94,6 +110,7 @@ def _describe_shapes_once(interpreter: Any) -> None:
     types: dict[tuple[Any, ...], dict[str, Any]] = {}
     # By a shape of those, which is kept here: what a tensor knows but its numbers and its type.
     tensors: dict[int, tuple[Any, dict[str, Any]]] = {}
+    numbers: dict[str, Any] = {}
 
     def described_type(self: Any, element_ty: Any, shape: Any) -> None:
         sizes = [size.value if type(size) is core.constexpr else size for size in shape]
@@ -103,6 +120,7 @@ def _describe_shapes_once(interpreter: Any) -> None:
         known = types.get((element_ty.name, *sizes))
         if known is None:
             make_type(self, element_ty, shape)
+            self.sizes = tuple(sizes)
             known = {name: value for name, value in vars(self).items() if name != "element_ty"}
             types[element_ty.name, *sizes] = known
             return
@@ -111,18 +129,51 @@ def _describe_shapes_once(interpreter: Any) -> None:
 
     def described_tensor(self: Any, handle: Any, type: Any) -> None:
         shape = type.shape if type.is_block() else None
-        _, known = tensors.get(id(shape), (None, None))
-        if known is not None:
+        known = numbers if shape is None else tensors.get(id(shape), (None, None))[1]
+        if known:
             self.handle, self.type, self.dtype = handle, type, type.scalar
             vars(self).update(known)
             return
         make_tensor(self, handle, type)
-        if shape is not None:
-            own = ("handle", "type", "dtype")
-            tensors[id(shape)] = shape, {name: value for name, value in vars(self).items() if name not in own}
+        known = {name: value for name, value in vars(self).items() if name not in ("handle", "type", "dtype")}
+        if shape is None:
+            numbers.update(known)
+        else:
+            tensors[id(shape)] = shape, known
 
     core.block_type.__init__ = described_type
     core.tensor.__init__ = described_tensor
+
+
+def _compare_once(interpreter: Any) -> None:
+    """Blocks of one shape, and numbers, are broadcast to nothing; what two formats are computed in is worked
+    out once."""
+    core, semantic = interpreter.tl.core, getattr(interpreter, "TritonSemantic", None)
+    broadcast = getattr(semantic, "broadcast_impl_value", None)
+    computed_in = getattr(semantic, "computation_type_impl", None)
+    if broadcast is None or computed_in is None:
+        return
+    same = core.dtype.__eq__
+    # By the names of both formats, and whether either is of a plain number.
+    formats: dict[tuple[Any, ...], Any] = {}
+
+    def broadcast_if_other(self: Any, lhs: Any, rhs: Any) -> Any:
+        ours, theirs = getattr(lhs.type, "sizes", None), getattr(rhs.type, "sizes", None)
+        if ours != theirs or (ours is None and (lhs.type.is_block() or rhs.type.is_block())):
+            return broadcast(self, lhs, rhs)
+        return lhs, rhs
+
+    def computed_in_once(
+        self: Any, a: Any, a_is_number: bool, b: Any, b_is_number: bool, divided: bool
+    ) -> Any:
+        key = a.name, a_is_number, b.name, b_is_number, divided
+        if key not in formats:
+            formats[key] = computed_in(self, a, a_is_number, b, b_is_number, divided)
+        return formats[key]
+
+    semantic.broadcast_impl_value = broadcast_if_other
+    semantic.computation_type_impl = computed_in_once
+    core.dtype.__eq__ = lambda self, other: self is other or same(self, other)
 
 
 def _no_check_without_effect(interpreter: Any) -> None:
