@@ -22,11 +22,12 @@ from simcore.machine.trace import Trace
 from simcore.ops.op import Graph, Op, Publication, Size, fuse, put
 from simcore.sim.simulation import Simulation
 from simcore.validate.machines import host as host_side
+from simcore.validate.machines import launches as device_side
 from simcore.validate.machines.cpu.machine import TorchRun, units
 from simcore.validate.machines.state import State
 from simcore.workload.requests import END
 from tests.programs import RandomProgram, meet, random_programs, sends, toy, toy_price, toys
-from tests.thorough import examples, slow
+from tests.thorough import examples
 
 torch.set_num_threads(1)
 fixed = settings(derandomize=True, database=None)
@@ -53,7 +54,8 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """The clock of the machine: how busy this computer is, no test may see."""
     ours = Clock()
-    monkeypatch.setattr(host_side, "time", ours)
+    for side in (host_side, device_side):
+        monkeypatch.setattr(side, "time", ours)
     return ours
 
 
@@ -436,7 +438,6 @@ def test_who_asked_first_is_given_first_and_streams_take_turns() -> None:
     assert [s.graph for s in run.trace.spans] == ["a", "b"] * 3
 
 
-@slow
 def test_after_a_sleep_a_path_begins_with_what_came() -> None:
     def program(m: Machine) -> Program:
         yield m.wait(m.launch(A))
