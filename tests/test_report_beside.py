@@ -66,6 +66,21 @@ def tiled_beside(tiled: Path) -> Path:
     return predicted(tiled, OF_TILING, ("end_s", "latency_s"))
 
 
+@pytest.fixture(scope="module")
+def of_served(served: Path) -> list[Any]:
+    return sections_serving.sections(read_run(served))
+
+
+@pytest.fixture(scope="module")
+def of_served_beside(served_beside: Path) -> list[Any]:
+    return sections_serving.sections(read_run(served_beside))
+
+
+@pytest.fixture(scope="module")
+def of_tiled_beside(tiled_beside: Path) -> list[Any]:
+    return sections_tiling.sections(read_run(tiled_beside))
+
+
 def drawn(sections: list[Any], key: str, chosen: tuple[int, ...]) -> Mapping[str, Any]:
     """The traces of a plot with an entry in the key, by name."""
     figure = next(p for s in sections for p in s.plots if p.key == key).figures[chosen]
@@ -75,8 +90,10 @@ def drawn(sections: list[Any], key: str, chosen: tuple[int, ...]) -> Mapping[str
 # -- serving ---------------------------------------------------------------------------------------
 
 
-def test_the_predicted_line_ends_with_the_predicted_tokens(served_beside: Path) -> None:
-    found = drawn(sections_serving.sections(read_run(served_beside)), "tokens", (0, 1))
+def test_the_predicted_line_ends_with_the_predicted_tokens(
+    served_beside: Path, of_served_beside: list[Any]
+) -> None:
+    found = drawn(of_served_beside, "tokens", (0, 1))
     assert len(found) == 2 * len(serving_run.SERVERS)
     for word, name in (("measured", "levels"), ("predicted", "predicted_levels")):
         levels = pd.read_parquet(served_beside / f"{name}.parquet")
@@ -91,10 +108,9 @@ def test_the_predicted_line_ends_with_the_predicted_tokens(served_beside: Path) 
                         ("against-rate_per_s", (0, 0))]
 )  # fmt: skip
 def test_predicted_lines_are_dashed_in_the_colour_of_the_measured(
-    key: str, chosen: tuple[int, ...], served: Path, served_beside: Path
+    key: str, chosen: tuple[int, ...], of_served: list[Any], of_served_beside: list[Any]
 ) -> None:
-    alone = drawn(sections_serving.sections(read_run(served)), key, chosen)
-    both = drawn(sections_serving.sections(read_run(served_beside)), key, chosen)
+    alone, both = (drawn(sections, key, chosen) for sections in (of_served, of_served_beside))
     assert len(both) == 2 * len(alone) == 2 * len(serving_run.SERVERS)
     for label, line in alone.items():
         solid, dashed = (both[f"{label}, {word}"] for word in ("measured", "predicted"))
@@ -103,8 +119,8 @@ def test_predicted_lines_are_dashed_in_the_colour_of_the_measured(
         assert np.asarray(solid.y) == pytest.approx(np.asarray(line.y))
 
 
-def test_a_trend_has_the_predicted_figures(served_beside: Path) -> None:
-    line = drawn(sections_serving.sections(read_run(served_beside)), "against-rate_per_s", (0, 0))
+def test_a_trend_has_the_predicted_figures(of_served_beside: list[Any]) -> None:
+    line = drawn(of_served_beside, "against-rate_per_s", (0, 0))
     solid, dashed = (np.asarray(line[f"{LABEL}, {word}"].y) for word in ("measured", "predicted"))
     assert dashed == pytest.approx(solid * FASTER)
 
@@ -112,9 +128,9 @@ def test_a_trend_has_the_predicted_figures(served_beside: Path) -> None:
 # -- tiling ----------------------------------------------------------------------------------------
 
 
-def test_time_by_position_is_predicted_beside_measured(tiled: Path, tiled_beside: Path) -> None:
+def test_time_by_position_is_predicted_beside_measured(tiled: Path, of_tiled_beside: list[Any]) -> None:
     alone = drawn(sections_tiling.sections(read_run(tiled)), "cumulative", (1,))
-    both = drawn(sections_tiling.sections(read_run(tiled_beside)), "cumulative", (1, 0))
+    both = drawn(of_tiled_beside, "cumulative", (1, 0))
     assert len(both) == 2 * len(alone) == 2 * len(test_report_tiling.VARIANTS)
     for label, line in alone.items():
         assert both[f"{label}, measured"].y[-1] == pytest.approx(line.y[-1])
@@ -122,29 +138,27 @@ def test_time_by_position_is_predicted_beside_measured(tiled: Path, tiled_beside
         assert both[f"{label}, predicted"].line.dash == "dash"
 
 
-def test_a_strategy_can_be_shown_alone(tiled_beside: Path) -> None:
-    sections = sections_tiling.sections(read_run(tiled_beside))
-    plots = {plot.key: plot for section in sections for plot in section.plots}
+def test_a_strategy_can_be_shown_alone(of_tiled_beside: list[Any]) -> None:
+    plots = {plot.key: plot for section in of_tiled_beside for plot in section.plots}
     _, strategies = plots["latency"].choices
     assert strategies.options[0] == "all"
     assert len(strategies.options) == 1 + len(test_report_tiling.VARIANTS)
     # Of noisy lines the answer's are shown first.
     opened = strategies.options[strategies.chosen]
     assert opened != "all"
-    found = drawn(sections, "latency", (1, strategies.chosen))
+    found = drawn(of_tiled_beside, "latency", (1, strategies.chosen))
     assert list(found) == [f"{opened}, measured", f"{opened}, predicted"]
     assert plots["cumulative"].choices[1].chosen == 0
 
 
-def test_speed_ups_and_shares_have_a_row_for_each(tiled_beside: Path) -> None:
-    sections = sections_tiling.sections(read_run(tiled_beside))
-    shares = next(section for section in sections if section.key == "shares")
+def test_speed_ups_and_shares_have_a_row_for_each(of_tiled_beside: list[Any]) -> None:
+    shares = next(section for section in of_tiled_beside if section.key == "shares")
     for plot in shares.plots:
         axis = plot.figures[1,].layout.yaxis
         assert len(axis.categoryarray) == 2 * len(test_report_tiling.VARIANTS)
         assert axis.ticktext[:2] == ("lazy, measured", "predicted")
     assert "of a predicted one with all prices" in shares.notes[0]
-    hover = drawn(sections, "speed-ups", (1,))["mixer only"].hovertext
+    hover = drawn(of_tiled_beside, "speed-ups", (1,))["mixer only"].hovertext
     for word, ends in (("measured", "fastest runs"), ("predicted", "with all prices")):
         own = [text for text in hover if f", {word}<" in text]
         assert len(own) == len(hover) / 2
