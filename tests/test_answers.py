@@ -113,15 +113,15 @@ def api_of(kind: str) -> Any:
 
 
 def on_card(
-    kind: str, schedule: Callable[..., Program], model: ServedDecoder, wanted: list[Request]
+    kind: str, schedule: Callable[..., Program], model: ServedDecoder, wanted: list[Request], places: int = 9
 ) -> tuple[dict[int, list[int]], Cache]:
     """The answers of a card, and its cache: in Triton's interpreter on a card that is none, or of the real
     one. Few places, so that later requests take those of earlier ones."""
     device = "cuda" if kind == "cuda" else "cpu"
     config = model.config
     weights = shards(config, model.dtypes, 1, model.style, SEED)[0].to(device)
-    cache = Cache(model, 4 * SLOT, SLOT + 8, 8, 9, SEED, device, weights.constants.frequencies)
-    state = CardServedState(model, weights, cache, 8)
+    cache = Cache(model, 4 * SLOT, SLOT + 8, places - 1, places, SEED, device, weights.constants.frequencies)
+    state = CardServedState(model, weights, cache, places - 1)
     run, journal, answers = (
         Card([state], api_of(kind), mesh={"tensor": 1}).start(),
         Journal(),
@@ -138,7 +138,7 @@ def on_card(
 @pytest.mark.parametrize(
     "name",
     [
-        name if name == "iteration" else pytest.param(name, marks=thorough if "no" in name else slow)
+        pytest.param(name, marks=thorough if name in ("fusion, no shuffle", "dynamic") else slow)
         for name in schedules(Random(0))
     ],
 )
@@ -154,9 +154,12 @@ def test_a_card_answers_the_same(name: str, seed: int, kind: str, monkeypatch: p
 
     monkeypatch.setattr(Cache, "take_back", noted)
     random = Random(f"{name} {seed}")
-    schedule, wanted = schedules(random)[name], requests(random, equal=name == "iteration", count=12, most=6)
+    # The interpreter is slow.
+    count, most, places = (12, 6, 9) if kind == "cuda" else (8, 3, 5)
+    schedule = schedules(random)[name]
+    wanted = requests(random, equal=name == "iteration", count=count, most=most)
     config = replace(CONFIGS[random.choice(list(CONFIGS))], layers=1)
-    answers, cache = on_card(kind, schedule, ServedDecoder(config, dtypes=F32), wanted)
+    answers, cache = on_card(kind, schedule, ServedDecoder(config, dtypes=F32), wanted, places)
     alone = Alone(config)
     for r in wanted:
         truth = alone.answer(prompt_ids(r, config.vocab, SEED).tolist(), r.output_tokens)
@@ -288,7 +291,7 @@ NAMES = list(schedules(Random(0)))
 
 
 @pytest.mark.parametrize("config", CONFIGS)
-@pytest.mark.parametrize("seed", first(2, range(20)))
+@pytest.mark.parametrize("seed", first(1, range(20)))
 @pytest.mark.parametrize("name", NAMES)
 def test_each_request_is_answered_as_if_it_ran_alone(name: str, seed: int, config: str) -> None:
     random = Random(f"{name} {seed}")

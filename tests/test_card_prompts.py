@@ -23,7 +23,7 @@ from simcore.validate.calibration import cuda_prompts
 from simcore.validate.calibration.cuda_prompts import constant, program, steps_inside, traces_on
 from tests.fake_card import FakeCudaApi
 from tests.test_torch_decoder import GQA
-from tests.thorough import slow
+from tests.thorough import first, slow
 
 MODEL = ServedDecoder(load_config(MODELS / "llama-3.1-8b.json"))
 
@@ -42,7 +42,7 @@ class StepByStep:
 
 
 @slow
-@pytest.mark.parametrize("kernels_between", [1.0, 1.3, 1.7])
+@pytest.mark.parametrize("kernels_between", first(1, [1.3, 1.0, 1.7]))
 def test_the_law_s_constant_is_counted_in_its_own_runs(kernels_between: float) -> None:
     """To 3 %: between two steps the host takes time, in which a prompt runs alone. Here it takes little."""
     device, profile = load_device("h200-sxm"), load_profile("h200-sxm", "local")

@@ -28,7 +28,7 @@ from simcore.validate.machines.cuda.states import CardStates, check_card_runs
 from simcore.validate.timing.precompile import launched
 from tests.fake_card import FakeCudaApi
 from tests.test_torch_decoder import GQA
-from tests.thorough import first, slow
+from tests.thorough import first, slow, thorough
 
 HAS_GPU = torch.cuda.is_available()
 emulated = pytest.mark.skipif(HAS_GPU, reason="the interpreter is for machines without a CUDA device")
@@ -52,7 +52,7 @@ def scenario(folder: Path, strategy: dict[str, Any], **workload: Any) -> Scenari
     config = folder / "tiny.json"
     config.write_text(json.dumps(TINY), encoding="utf-8")
     lengths = {
-        name: {"kind": "constant", "value": n} for name, n in (("prompt_tokens", 10), ("output_tokens", 3))
+        name: {"kind": "constant", "value": n} for name, n in (("prompt_tokens", 10), ("output_tokens", 2))
     }
     document = {
         "name": "t", "study": "serving", "device": "h200-sxm", "model": str(config), "dtype": "fp32",
@@ -69,7 +69,10 @@ def ran(of: Scenario) -> tuple[Outcome, RealCard]:
 
 
 @emulated
-@pytest.mark.parametrize("name", first(3, STRATEGIES))
+@pytest.mark.parametrize(
+    "name", ["continuous", *(pytest.param(name, marks=slow) for name in ("fusion", "instances")),
+             *(pytest.param(name, marks=thorough) for name in ("dynamic", "iteration"))]
+)  # fmt: skip
 def test_every_strategy_serves_and_captures_nothing_while_it_counts(name: str, tmp_path: Path) -> None:
     outcome, real = ran(scenario(tmp_path, STRATEGIES[name]))
     found = {row.metric: row.value for row in outcome.rows}
@@ -82,13 +85,18 @@ def test_every_strategy_serves_and_captures_nothing_while_it_counts(name: str, t
 @slow
 @emulated
 @pytest.mark.parametrize("requests", first(1, [2, 1]))
-@pytest.mark.parametrize("sequences", first(1, [256, 1]))
+@pytest.mark.parametrize("sequences", first(1, [8, 256, 1]))
 def test_few_requests_are_served_too(requests: int, sequences: int, tmp_path: Path) -> None:
-    strategy = {"kind": "continuous_batching", "token_budget": 64, "max_sequences": min(64, sequences)}
+    strategy = {
+        "kind": "continuous_batching",
+        "token_budget": 16 if sequences < 64 else 64,
+        "max_sequences": min(64, sequences),
+    }
     outcome, _ = ran(scenario(tmp_path, strategy, requests=requests))
     assert {row.metric for row in outcome.rows} >= {"ttft_mean_s", "e2e_mean_s"}
 
 
+@slow
 @emulated
 def test_clients_that_wait_for_their_answers_are_served(tmp_path: Path) -> None:
     closed = {"kind": "closed_loop", "clients": 1, "think_s": 0.0}

@@ -43,7 +43,7 @@ def test_what_a_step_takes_beyond_its_ops_is_shared_out_among_them() -> None:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter is for machines without a CUDA device")
 def test_steps_are_those_of_the_machine_that_serves(monkeypatch: pytest.MonkeyPatch) -> None:
     # As few as tell the first launch from the last: the interpreter is slow.
-    for name, few in (("LAUNCHES", 2), ("RUNS", 1)):
+    for name, few in (("LAUNCHES", 2), ("REPLAYS", 2), ("RUNS", 1)):
         monkeypatch.setattr(card_steps, name, few)
     monkeypatch.setattr(card_steps, "pace", lambda: SimpleNamespace(keeps=lambda act: (act(), True)))
     step = card_steps.steps_of(replace(GQA, layers=1), FakeCudaApi(), "cpu")
@@ -56,6 +56,7 @@ def test_steps_are_those_of_the_machine_that_serves(monkeypatch: pytest.MonkeyPa
     assert 18 < attention["kv_tokens"] <= 18 + 2 * 2 * card_steps.REPLAYS
 
 
+@slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter is for machines without a CUDA device")
 def test_gaps_are_those_between_the_steps_of_a_service(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three requests that come at once, and then leave one by one: of 32 tokens in the first step 12 are of
