@@ -56,7 +56,7 @@ from tests.test_answers import Alone, requests
 from tests.test_card_decoder import emulated, needs_card
 from tests.test_card_serving import scenario
 from tests.test_torch_decoder import CONFIGS, F32, F64, SEED
-from tests.thorough import slow, thorough
+from tests.thorough import first, slow, thorough
 
 SERVER, PLACES = {"server": 1, "tensor": 1}, 2
 CONFIG = replace(CONFIGS["gqa"], layers=1)
@@ -109,8 +109,13 @@ def serve(
     wanted: list[Request],
     weights: Callable[[], Any],
     answered: Callable[[Request], object] = lambda _: None,
+    places: int = PLACES,
 ) -> Served:
-    run, journal, answers = apart.start(setup_of(model, wanted), weights), Journal(), dict[int, list[int]]()
+    run, journal, answers = (
+        apart.start(setup_of(model, wanted, places), weights),
+        Journal(),
+        dict[int, list[int]](),
+    )
     run.feed(0, REQUESTS, [*((r.arrival_s, r) for r in wanted), (wanted[-1].arrival_s, END)])
 
     def note(request: Request, at_s: float) -> None:
@@ -119,7 +124,7 @@ def serve(
         answers[request.id] = run.answer(request)
 
     journal.answered = note
-    trace = run.run(lambda m: concurrent_instances(m, model, journal, max_instances=PLACES))
+    trace = run.run(lambda m: concurrent_instances(m, model, journal, max_instances=places))
     return Served(trace, answers, run)
 
 
@@ -243,7 +248,7 @@ def test_a_process_that_is_killed_is_named_at_once_and_none_is_left(small: Any) 
 @slow
 def test_a_process_that_ends_while_nothing_is_to_do_is_noticed_too(small: Any) -> None:
     apart, model, wanted, weights = small
-    run: Run = apart.start(setup_of(model, wanted), weights)
+    run: Run = apart.start(setup_of(model, wanted, places=1), weights)
 
     def program(m: Any) -> Program:
         os.kill(active_children()[0].pid or 0, signal.SIGKILL)
@@ -265,8 +270,8 @@ def breaks(weights: Weights) -> CpuInstance:
 @slow
 def test_what_a_process_raises_comes_back(small: Any, capfd: pytest.CaptureFixture[str]) -> None:
     _, model, wanted, weights = small
-    with pytest.raises(InputError, match=r"^instance [01] of rank 0: --on cuda: no memory$"):
-        serve(Apart(refuses), model, wanted, weights)
+    with pytest.raises(InputError, match=r"^instance 0 of rank 0: --on cuda: no memory$"):
+        serve(Apart(refuses), model, wanted, weights, places=1)
     assert nobody_left()
     assert capfd.readouterr().err == ""
     with pytest.raises(WorkerError, match=r"^instance [01] of rank 0: ValueError: a fault$"):
@@ -277,7 +282,7 @@ def test_what_a_process_raises_comes_back(small: Any, capfd: pytest.CaptureFixtu
 @slow
 def test_a_launch_that_more_than_its_stream_decides_about_is_refused(small: Any) -> None:
     apart, model, wanted, weights = small
-    run: Run = apart.start(setup_of(model, wanted), weights)
+    run: Run = apart.start(setup_of(model, wanted, places=1), weights)
 
     def program(m: Any) -> Program:
         sizes = {"tokens": 1, "rows": 1, "sequences": 1, "kv_tokens": 5}
@@ -292,7 +297,7 @@ def test_a_launch_that_more_than_its_stream_decides_about_is_refused(small: Any)
 @slow
 def test_a_burst_that_is_stopped_ends_at_a_replay(small: Any) -> None:
     apart, model, wanted, weights = small
-    run: Run = apart.start(setup_of(model, wanted), weights)
+    run: Run = apart.start(setup_of(model, wanted, places=1), weights)
     ran = []
 
     def program(m: Any) -> Program:
@@ -345,7 +350,7 @@ def others_in_group(group: int) -> list[int]:
     ("number", "code", "says"),
     [
         (signal.SIGINT, 130, "interrupted"),
-        (signal.SIGTERM, 143, "told to end"),
+        pytest.param(signal.SIGTERM, 143, "told to end", marks=thorough),
         (signal.SIGKILL, -signal.SIGKILL, ""),
     ],
 )
@@ -411,7 +416,7 @@ def test_only_while_a_process_starts_there_is_one_queue(
 
 @slow
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="no /proc")
-@pytest.mark.parametrize("given", [None, "4"])
+@pytest.mark.parametrize("given", first(1, ["4", None]))
 def test_a_process_begins_with_one_queue_of_a_card(
     given: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
