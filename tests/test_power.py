@@ -595,11 +595,11 @@ def test_what_is_stopped_under_load_has_taken_as_long_as_what_ran(rows: bool) ->
 # -- in services ---------------------------------------------------------------------------------------------
 
 
-def a_scenario(rate_per_s: float, **changes: Any) -> dict[str, Any]:
+def a_scenario(rate_per_s: float, requests: int = 60, **changes: Any) -> dict[str, Any]:
     return {
         "name": "load", "study": "serving", "device": "h200-sxm", "model": "llama-3.1-8b", "dtype": "bf16",
         "workload": {
-            "requests": 60,
+            "requests": requests,
             "arrivals": {"kind": "poisson", "rate_per_s": rate_per_s},
             "prompt_tokens": {"kind": "constant", "value": 1000},
             "output_tokens": {"kind": "constant", "value": 16},
@@ -682,8 +682,9 @@ def duration_s(document: dict[str, Any], monkeypatch: pytest.MonkeyPatch, limite
     return float(frame[frame["metric"] == "duration_s"]["value"].iloc[0])
 
 
+@slow
 def test_a_service_full_of_prompts_is_slower_and_one_at_rest_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    full, rests = a_scenario(1000.0), a_scenario(2.0)
+    full, rests = a_scenario(1000.0, 30), a_scenario(2.0, 10)
     loaded = duration_s(full, monkeypatch, True) / duration_s(full, monkeypatch, False)
     assert 1.05 < loaded < 1.2
     assert duration_s(rests, monkeypatch, True) == duration_s(rests, monkeypatch, False)
@@ -754,9 +755,10 @@ class Capped(Real):
         return run
 
 
+@slow
 def test_a_service_is_predicted_for_the_card_that_runs_it() -> None:
     """Measured here by the profile's card; predicted as by a simulation with half the board's power."""
-    given_ = {**a_scenario(30.0), "name": "capped"}
+    given_ = {**a_scenario(30.0, 20), "name": "capped"}
     scenario = parse_scenario(given_, "here")
     found = climb(
         scenario, "here", on="cuda", repeats=1, bounds=load_bounds("h200-sxm"), progress=lambda *_: None,
@@ -840,6 +842,7 @@ def test_rows_of_one_card_are_not_fitted_into_the_profile_of_another(tmp_path: P
     assert "row 8: device: is 'NVIDIA A100'" in str(found.exception)
 
 
+@slow
 def test_fitted_constants_are_written_into_a_profile(tmp_path: Path) -> None:
     folder = tmp_path / "own"
     shutil.copytree(Path(simcore.__file__).parents[1] / "devices" / "profiles" / "h200-sxm" / "local", folder)

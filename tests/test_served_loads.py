@@ -2,6 +2,7 @@
 
 import csv
 import json
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from simcore.input.files import InputError
 from simcore.validate.accuracy import served_loads
 from simcore.validate.accuracy.recorded_loads import CAP, COLUMNS, METRICS, rows_of
 from simcore.validate.accuracy.served_loads import Judged, Latency, figures, predicted, read_latencies
-from tests.thorough import thorough
+from tests.thorough import slow, thorough
 
 A_SET = "strategies=[{kind: continuous_batching}]; workload.requests=20; workload.arrivals.rate_per_s=4"
 
@@ -43,7 +44,7 @@ def test_an_error_is_that_of_the_larger_over_the_smaller() -> None:
 def test_a_prediction_is_that_of_a_run(tmp_path: Path) -> None:
     file = written(tmp_path / "rows.csv", a_row(), a_row(metric="duration_s"))
     found = {one.latency.metric: one.predicted_s for one in predicted(read_latencies(file), "local")}
-    frame = simcore.run("h200/serving", settings=A_SET.split("; ")).frame().set_index("metric")["value"]
+    frame = simulated().frame().set_index("metric")["value"]
     # Of all requests, not of those after the warm-up alone.
     assert found == {"e2e_mean_s": frame["e2e_mean_s_whole_run"], "duration_s": frame["duration_s"]}
 
@@ -89,9 +90,14 @@ def test_rows_may_stand_in_any_order_and_once(tmp_path: Path) -> None:
         read_latencies(written(tmp_path / "rows.csv", *rows, a_row(measured=2.0)))
 
 
+@cache
+def simulated() -> Any:
+    return simcore.run("h200/serving", settings=A_SET.split("; "))
+
+
 def recorded(folder: Path, **changes: Any) -> Path:
     """A folder as of a run on a card: one of the simulator, with a card's birth record."""
-    simcore.run("h200/serving", settings=A_SET.split("; ")).write(folder)
+    simulated().write(folder)
     file, sets = folder / "provenance.json", " ".join(f"--set '{each}'" for each in A_SET.split("; "))
     card = {
         "command": f"python -m simcore run scenarios/h200/serving.yaml --on cuda {sets} --out x",
@@ -166,10 +172,11 @@ def test_recorded_loads_are_predicted() -> None:
     assert figures(unknown)["duration"] < 2.0
 
 
+@slow
 def test_a_load_is_predicted_with_the_cap_of_its_card(tmp_path: Path) -> None:
     """Of the same load on two cards, that of the lower cap takes longer; where the cap is not known, it is
     that of the profile."""
-    given = "strategies=[{kind: continuous_batching}]; workload.requests=40; workload.arrivals.rate_per_s=40"
+    given = "strategies=[{kind: continuous_batching}]; workload.requests=20; workload.arrivals.rate_per_s=40"
     file = tmp_path / "rows.csv"
     with file.open("w", newline="", encoding="utf-8") as opened:
         writer = csv.DictWriter(opened, (*served_loads.NEEDED, CAP))
