@@ -71,6 +71,7 @@ def test_a_frame_has_a_row_for_each_figure() -> None:
     assert set(latencies["unit"]) == {"s"}
 
 
+@slow
 def test_requests_are_those_of_a_serving_run() -> None:
     requests = simcore.run(SERVING, jobs=1).requests()
     assert len(requests) == 12

@@ -301,7 +301,7 @@ def test_the_command_line_writes_the_leads_and_a_page(
     assert "tensor parallel, 1 device" in page
 
 
-@pytest.mark.parametrize("replicas", [1, 3])
+@pytest.mark.parametrize("replicas", [1, pytest.param(3, marks=slow)])
 def test_one_replica_has_no_interval_and_says_so(
     replicas: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

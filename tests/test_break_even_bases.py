@@ -202,6 +202,7 @@ def test_figures_are_those_of_single_runs(tmp_path: Path) -> None:
         )  # fmt: skip
 
 
+@slow
 def test_several_ways_of_one_scenario_keep_their_names(tmp_path: Path) -> None:
     several = {**LCSM, "strategies": [{"kind": "fractal"}, {"kind": "lazy"}]}
     found = answered(tmp_path, **SMALL, bases={"lcsm": several, "attention": ATTENTION})

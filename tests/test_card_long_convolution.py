@@ -29,7 +29,7 @@ from simcore.validate.machines.cuda import machine
 from simcore.validate.machines.cuda.cuda_api import TorchCudaApi
 from simcore.validate.machines.cuda.machine import Card
 from tests.fake_card import FakeCudaApi
-from tests.thorough import first, thorough
+from tests.thorough import first, slow, thorough
 
 torch.set_num_threads(1)
 
@@ -127,6 +127,7 @@ def test_launches_of_several_positions_give_the_same(
         same_as_on_the_cpu(name, block, batch, prompt, "cpu", "fp64", one_launch, several)
 
 
+@slow
 @pytest.mark.skipif(HAS_GPU or not ONE_BY_ONE, reason="for Triton's interpreter")
 @pytest.mark.parametrize("name", ["lazy", "fractal"])
 @pytest.mark.parametrize("several", first(1, [4, 1]))
@@ -148,6 +149,7 @@ def test_launches_of_several_positions_give_the_same_by_their_kernels(
     same_as_on_the_cpu(name, "mlp", 1, 6, "cpu", "fp32", several=4)
 
 
+@slow
 @pytest.mark.skipif(HAS_GPU or not ONE_BY_ONE, reason="for Triton's interpreter")
 @pytest.mark.parametrize("name", ["lazy, layer by layer", "fractal"])
 @pytest.mark.parametrize(
@@ -207,6 +209,7 @@ def error_of_activations(layers: int, channels: int, tokens: int, device: str) -
     return float(each.max())
 
 
+@slow
 def test_activations_are_those_of_lazy_in_float64() -> None:
     assert error_of_activations(4, 16, 300, "cpu") < 1e-5
 

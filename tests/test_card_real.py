@@ -678,6 +678,7 @@ TILING: dict[str, Any] = {
 }
 
 
+@slow
 @emulated
 def test_a_long_tiling_runs_once_and_its_figures_have_no_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tiling_study, "LONG_S", 0.0)
@@ -692,7 +693,9 @@ def test_a_long_tiling_runs_once_and_its_figures_have_no_intervals(monkeypatch: 
 
 
 @emulated
-@pytest.mark.parametrize("document", [LINEAR, TILING], ids=["linear_attention", "tiling"])
+@pytest.mark.parametrize(
+    "document", [LINEAR, pytest.param(TILING, marks=slow)], ids=["linear_attention", "tiling"]
+)
 def test_what_a_long_rehearsal_passes_over_was_captured(
     document: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -122,6 +122,7 @@ def test_a_launch_that_says_whose_tokens_it_computes_takes_its_host_longer() -> 
     assert ttft_s(batch_s=1e-3) - ttft_s() == pytest.approx(1e-3)
 
 
+@slow
 def test_a_named_engine_has_its_own_host_and_not_that_of_this_project() -> None:
     """One prompt and one more token. What the scenario states holds for every strategy."""
     profile = load_profile("h200-sxm", "local")

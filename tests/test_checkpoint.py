@@ -31,14 +31,14 @@ from tests.fake_card import FakeCudaApi
 from tests.llama_files import GQA, LLAMA3, MODELS, Tensors, greedy, logits_of, tensors_of, written
 from tests.test_answers import on_card, requests, schedules, served
 from tests.test_torch_decoder import F32, F64, NEAR, SEED, near
-from tests.thorough import slow
+from tests.thorough import first, slow
 
 pytest.importorskip("safetensors")
 HAS_GPU = torch.cuda.is_available()
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-@pytest.mark.parametrize("schedule", ["continuous", "fusion", "instances"])
+@pytest.mark.parametrize("schedule", first(1, ["continuous", "fusion", "instances"]))
 @pytest.mark.parametrize("name", MODELS)
 def test_the_cpu_answers_as_the_llama_of_the_files(
     name: str, schedule: str, ranks: int, tmp_path: Path
@@ -111,7 +111,7 @@ def test_layers_alone_are_the_first_of_the_files(tmp_path: Path) -> None:
 
 @slow
 @pytest.mark.skipif(HAS_GPU, reason="the interpreter is for machines without a CUDA device")
-@pytest.mark.parametrize("name", ["llama3", "tied"])
+@pytest.mark.parametrize("name", first(1, ["llama3", "tied"]))
 def test_a_card_answers_as_the_llama_of_the_files(name: str, tmp_path: Path) -> None:
     config, random = {**MODELS[name], "num_hidden_layers": 1}, Random(name)
     tensors = tensors_of(config)

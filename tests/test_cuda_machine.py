@@ -36,7 +36,7 @@ from tests import fake_card
 from tests.fake_card import FakeCudaApi
 from tests.programs import RandomProgram, meet, random_programs, sends, toy, toy_price, toys
 from tests.test_torch_machine import Clock, items, same_order, without_time
-from tests.thorough import examples, thorough
+from tests.thorough import examples, slow, thorough
 
 fixed = settings(derandomize=True, database=None)
 needs_card = [
@@ -590,6 +590,7 @@ def bursts_of_held(monkeypatch: pytest.MonkeyPatch, *, looking: bool) -> Iterato
         yield api, run
 
 
+@slow
 def test_a_host_that_notices_an_end_late_queues_the_others_no_sooner(monkeypatch: pytest.MonkeyPatch) -> None:
     """What an item may end is queued as late as can be, also then."""
     for api, _ in bursts_of_held(monkeypatch, looking=True):
@@ -598,6 +599,7 @@ def test_a_host_that_notices_an_end_late_queues_the_others_no_sooner(monkeypatch
         assert (api.looked > 0, len(early)) == (True, 0)
 
 
+@slow
 def test_a_host_that_was_held_up_once_is_late_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The gap before one replay is none of its time: else each that follows would be queued as late."""
     for _, run in bursts_of_held(monkeypatch, looking=False):
@@ -629,6 +631,7 @@ class Beside(Busy):
         return fake_card.FakeEvent(max(self.free_of.get(id(stream), 0.0), self.time.perf_counter()))
 
 
+@slow
 def test_beside_work_of_another_stream_an_item_waits_for_no_further_replay_either(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -129,6 +129,7 @@ def test_nobody_has_a_token() -> None:
     assert not attended(make_case(PAGED, [0, 0], 1, capacity=32, device=DEVICE), laid_out(3)).any()
 
 
+@slow
 def test_a_workspace_serves_any_lengths() -> None:
     config = laid_out(20)
     cases = [

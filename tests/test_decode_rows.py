@@ -498,6 +498,7 @@ def published_times() -> tuple[Bench, dict[tuple[str, str], Row]]:
     return parts.study.bench, {(row.axes.label, row.metric): row for row in outcome.rows if not row.op_kind}
 
 
+@slow
 def test_a_baseline_that_is_no_strategy_has_rows_and_the_others_their_speed_up() -> None:
     _, rows = published_times()
     baseline = "tensor parallel, 8 devices"

@@ -183,7 +183,7 @@ def check_case(document: Document) -> None:
     assert link == 1.0 if ranks == 1 else 1.0 <= link <= 2.0
 
 
-@pytest.mark.parametrize("seed", first(2, range(6)))
+@pytest.mark.parametrize("seed", first(1, range(6)))
 @pytest.mark.parametrize("draw", [decode, serving])
 def test_a_case_is_ranked_as_its_devices_are(draw: Callable[[random.Random], Document], seed: int) -> None:
     check_case(draw(random.Random(seed)))

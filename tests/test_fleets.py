@@ -48,7 +48,7 @@ from simcore.studies.several_devices import SeveralDevices
 from simcore.workload.requests import END, Request
 from tests.programs import meet, toy_price, toy_roofline, toys
 from tests.test_serving import Document, bench, document, outcome, strategy, value, workload
-from tests.thorough import thorough
+from tests.thorough import first, thorough
 
 CLOSE = 1e-9
 ROUTINGS = ("least_loaded", "round_robin", "prefix_aware")
@@ -231,7 +231,7 @@ def test_no_op_is_faster_than_the_roofline_of_its_own_kind(rows: bool) -> None:
 # -- equal groups, and their order -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("routing", ROUTINGS)
+@pytest.mark.parametrize("routing", first(2, ROUTINGS))
 @pytest.mark.parametrize("kind", ["continuous_batching", "dynamic_batching", "concurrent_instances"])
 def test_equal_groups_are_one_group_bit_for_bit(routing: str, kind: str) -> None:
     load = workload(60, {"kind": "poisson", "rate_per_s": 90.0}, (20, 400), (3, 60))

@@ -96,6 +96,7 @@ def test_a_layer_is_a_32nd_of_what_a_step_takes_in_its_layers() -> None:
         assert outside[axes] + 128256 * 4096 * 2 / 4.8e12 < rest_s < 0.4e-3
 
 
+@slow
 def test_reading_once_is_what_flash_decoding_draws() -> None:
     """CodeLlama 34B in bf16: 33.7 G weights, of which 0.26 G are an embedding that is looked up, and
     2 x 8 x 128 x 48 numbers of KV a token."""
@@ -164,6 +165,7 @@ def test_the_bound_is_drawn_below_the_latency(tmp_path: Path) -> None:
     assert all(0.5 * y < least < y for y, least in zip(latency["y"], bound["y"], strict=True))
 
 
+@slow
 def test_batches_of_one_strategy_share_a_figure(tmp_path: Path) -> None:
     figures = plots("decode_step", tmp_path, "batch=[1, 8]", "tokens=1")["latency"]["figures"]
     assert [trace["name"] for trace in figures["0,0"]["data"]] == ["batch 1", "batch 8"]

@@ -35,6 +35,7 @@ from simcore.validate.hit_rates.training import Training, context_at, decoder_of
 from simcore.validate.machines.buffers.checkpoint import read_checkpoint
 from simcore.validate.machines.buffers.whole_weights import drawn
 from tests.llama_files import MODELS, greedy, logits_of, tensors_of, written
+from tests.thorough import slow
 
 CPU = torch.device("cpu")
 LAMBDAS = (0.0, 0.1, 0.3, 0.6, 1.0)
@@ -312,6 +313,7 @@ def ended(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> int:
     return int(str(end.value.code))
 
 
+@slow
 def test_command_writes_the_same_bytes_by_seed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -333,6 +335,7 @@ def test_command_writes_the_same_bytes_by_seed(
     assert "needle" in capsys.readouterr().out
 
 
+@slow
 def test_untrained_decoders_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -35,7 +35,7 @@ from simcore.ops.linear_attention import (
     recursion_levels,
 )
 from simcore.ops.op import Op, Price
-from tests.thorough import first
+from tests.thorough import first, slow
 
 torch.set_num_threads(1)
 # The package's name `recursion` is the function.
@@ -452,6 +452,7 @@ def test_memory_by_the_stated_complexities() -> None:
         assert memory_bytes(wide(method, 64, decay=True)) > BYTES * 64 * G * (2 * R + 2 * D)
 
 
+@slow
 def test_what_an_a6000_ran_and_what_it_did_not() -> None:
     """LeetDecoding, Tables 3 to 6: 32 heads of rank and dim 128 in fp32, 48 GB."""
 

@@ -16,7 +16,7 @@ from simcore.reports import style
 from simcore.studies.own import located
 from tests.command_line import call
 from tests.test_documents import ROOT, blocks, programs
-from tests.thorough import slow
+from tests.thorough import first, slow
 
 pytestmark = pytest.mark.usefixtures("own_modules")
 GUIDE = ROOT / "docs" / "own_strategies.md"
@@ -108,7 +108,7 @@ def labels(folder: Path) -> list[tuple[str, str]]:
 
 
 @slow
-@pytest.mark.parametrize("where", ["beside", "here", "path", "folder"])
+@pytest.mark.parametrize("where", first(3, ["here", "path", "folder", "beside"]))
 def test_the_guide_s_strategy_runs_wherever_its_module_is(
     where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -178,6 +178,7 @@ def test_it_is_validated_on_this_cpu(tmp_path: Path) -> None:
     assert (out / "ladder.csv").is_file()
 
 
+@slow
 def test_a_tiling_of_one_s_own_is_as_fast_as_the_one_it_is_made_of(tmp_path: Path) -> None:
     (tmp_path / "own_tiling.py").write_text(OWN_TILING)
     found = simcore.run(written(tmp_path, TILING), jobs=1).frame()
@@ -369,6 +370,7 @@ def test_whatever_is_wrong_is_one_line(
     assert not out.exists()
 
 
+@slow
 def test_one_may_go_on_from_ours_with_its_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "own_batching.py").write_text(
         "from simcore.studies.serving.strategies import ContinuousBatching\n\n\n"

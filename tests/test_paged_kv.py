@@ -14,6 +14,7 @@ import pytest
 
 from simcore.schedules.paged_kv import PagedKv
 from simcore.workload.requests import blocks_for
+from tests.thorough import slow
 
 BLOCKS = (1, 2, 3, 7, 16, 64, 1000)
 SEEDS = range(40)
@@ -132,6 +133,7 @@ def test_random_lives_are_those_of_explicit_blocks(block: int) -> None:
         assert cache.phase == [0] * block
 
 
+@slow
 def test_long_forecasts_are_exact() -> None:
     """As many iterations as an answer has tokens, against the running sum of single iterations."""
     for seed in range(30):

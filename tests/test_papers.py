@@ -109,6 +109,7 @@ def test_overlapping_the_last_layer_gains_and_never_loses() -> None:
     assert max(gain for gain in gains if gain is not None) > 1e-5
 
 
+@slow
 def test_where_nothing_hits_nothing_overlaps() -> None:
     """On a device whose exchanges cost something, too."""
     outcome, _ = ran("h200/alspec_long_context.yaml", "crossover=[]", "context_tokens=1048576",
@@ -130,6 +131,7 @@ def test_what_a_profile_takes_as_free_is_priced_beside() -> None:
     assert "with nothing free, and behind tensor parallelism at 1,024 tokens" in outcome.answer
 
 
+@slow
 def test_what_is_fused_hides_its_communication_and_says_so() -> None:
     outcome, _ = ran("papers/alspec_h100_table3.yaml")
     rows = [row for row in outcome.rows if row.metric == "exposed_communication_s"]
@@ -151,6 +153,7 @@ def test_at_a_crossover_both_are_equally_fast() -> None:
     assert speedup == pytest.approx(1.0, abs=1e-2)
 
 
+@slow
 @pytest.mark.parametrize(("rate", "low", "high"), [(0.25, 0.0, 0.5), (0.75, 0.5, 1.0)])
 def test_a_rate_of_hits_crosses_where_its_link_latency_does(rate: float, low: float, high: float) -> None:
     """At the link latency at which it is as fast as tensor parallelism with so many hits, it is so with as
@@ -238,6 +241,7 @@ def test_a_crossover_that_cannot_be_searched_says_why() -> None:
     }
 
 
+@slow
 def test_a_crossover_is_searched_up_to_the_longest_context_that_is_asked_for() -> None:
     strategy = alspec(2, '"kind": "rate", "value": 0.5')
     outcome, _ = ran("alspec.yaml", strategy, "crossover=[context_tokens]", "context_tokens=[1024, 4096]")

@@ -251,6 +251,7 @@ def test_a_plan_that_is_ended_leaves_no_task_and_keeps_its_runs(
     assert again.lines == planned(tmp_path, GRID).lines
 
 
+@slow
 def test_a_worker_with_other_code_is_refused(
     cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -278,6 +279,7 @@ def test_without_dask_the_line_says_how_to_get_it(tmp_path: Path, monkeypatch: p
         planned(tmp_path, GRID, "tcp://127.0.0.1:8786")
 
 
+@slow
 def test_where_no_scheduler_is_the_plan_ends_soon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("distributed", reason="pip install 'simcore[dask]'")
     monkeypatch.setattr(dask_cluster, "CONNECT_S", 0.5)

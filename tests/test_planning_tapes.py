@@ -27,6 +27,7 @@ from simcore.planning.searches import Highest, Judged, drive, fewest, highest
 from simcore.planning.verdict import Rule
 from simcore.planning.whatif import load_plan
 from tests.as_written import are_as_written
+from tests.thorough import slow
 
 TAPES = Path(__file__).parent / "tapes" / "planning"
 
@@ -126,6 +127,7 @@ def highest_of(seed: int, *, coarse: bool) -> Iterator[str]:
     yield from (f"    {look(value, one)}" for value, one in sorted(found.judged.items()))
 
 
+@slow
 @pytest.mark.parametrize("kind", ["fine", "coarse"])
 def test_searches_for_a_rate_look_where_the_tape_says(kind: str) -> None:
     worlds = (highest_of(seed, coarse=kind == "coarse") for seed in range(48))
@@ -377,7 +379,9 @@ def plan_of(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
     )
 
 
-@pytest.mark.parametrize("name", SETUPS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=slow) if "of ten ways" in name else name for name in SETUPS]
+)
 def test_plans_look_where_the_tape_says(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = f"plan_{name.replace(', ', '_').replace(' ', '_')}.txt"
     are_as_written(TAPES / file, list(plan_of(name, tmp_path, monkeypatch)))

@@ -653,6 +653,7 @@ def test_a_cap_below_an_idle_card_is_refused() -> None:
         assemble(parse_scenario(a_scenario(1.0, device=device), "here"), "here")
 
 
+@slow
 def test_provenances_say_which_cap_was_taken() -> None:
     found = simcore.run(a_scenario(2.0)).provenance["power_cap"]
     assert found["measured_on"] == "h200-sxm"

@@ -18,7 +18,7 @@ from simcore.planning.runs import Ask, Ran
 from simcore.planning.searches import Highest, drive, highest
 from simcore.planning.verdict import Rule
 from tests.test_planning import BASE, SEED, planned
-from tests.thorough import slow, thorough
+from tests.thorough import first, slow, thorough
 
 TTFT, TPOT = Limit("ttft_p99_s", 1.0, at_most=True), Limit("tpot_p99_s", 1.0, at_most=True)
 SLO = Limit("slo_attainment", 0.9, at_most=False)
@@ -81,7 +81,7 @@ def random_ways(rng: np.random.Generator, seed: int, spread: float) -> Ways:
 @pytest.mark.parametrize(
     ("spread", "plans", "share"),
     [
-        (0.1, 4, 0.8),
+        pytest.param(0.1, 4, 0.8, marks=thorough),
         (0.5, 4, 0.5),
         pytest.param(0.02, 60, 1.25, marks=thorough),
         pytest.param(0.1, 60, 0.7, marks=thorough),
@@ -106,7 +106,7 @@ def test_the_winner_is_that_of_full_searches_for_fewer_runs(spread: float, plans
 
 
 @slow
-@pytest.mark.parametrize("certainty", [0.7, 0.95])
+@pytest.mark.parametrize("certainty", first(1, [0.7, 0.95]))
 def test_a_way_that_is_as_good_is_seldom_out(certainty: float) -> None:
     """All ways have the same edge, so that each that is out is so by a wrong verdict. Looks before the last
     may err half as often as the last, to one side: at most so many are out, within two standard errors of

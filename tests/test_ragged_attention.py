@@ -132,7 +132,7 @@ LAYOUTS = [
 
 
 @interpreted
-@pytest.mark.parametrize("seed", first(8, range(32)))
+@pytest.mark.parametrize("seed", first(6, range(32)))
 def test_random_steps(seed: int) -> None:
     now, cached = drawn(seed, 1 + seed % 5, 30)
     case = made(SHAPES[seed % len(SHAPES)], now, cached, seed, padding=seed % 4)

@@ -26,7 +26,7 @@ from simcore.ops.op import Floor, Graph, Op, Price, Pricer, Roofline, SourceKind
 from simcore.scenario import parse_scenario
 from simcore.sim.bursts import NOTHING, Bends, BurstCost, Curve, Origin, Piece, Straight, lines
 from simcore.sim.graph_pricer import GraphPricer
-from tests.thorough import first
+from tests.thorough import first, slow
 
 REL = 1e-9
 # Shares of a device are told apart in so many steps.
@@ -343,7 +343,7 @@ def test_single_steps_of_all_graphs(device: str, model: str, ranks: int, whole: 
             assert_closed_form(rank, decoder.mixed, mixed, by, spread(random, 60), random)
 
 
-@pytest.mark.parametrize("sequences", first(2, [100, 150, 300, 900]))
+@pytest.mark.parametrize("sequences", first(1, [100, 150, 300, 900]))
 def test_an_iteration_that_turns_from_compute_to_memory_bound(sequences: int) -> None:
     """GPT-J's cache is read at one operation a byte, so a long burst of many sequences crosses the ridge."""
     rank = on_device("a100-sxm-80gb", "gpt-j-6b", 1, whole=True)
@@ -354,6 +354,7 @@ def test_an_iteration_that_turns_from_compute_to_memory_bound(sequences: int) ->
     assert compute_bound[0] == (sequences > 100)
 
 
+@slow
 def test_a_profile_of_whole_iterations() -> None:
     rank = on_device("a100-sxm-80gb", "gpt-j-6b", 1, profile="flover-gptj")
     random = Random(8)
@@ -420,6 +421,7 @@ def test_bends_within_a_power_of_two(bends: list[tuple[int, float]]) -> None:
         assert_closed_form(rank, model.decode, sizes, growth(sequences), replays, Random(0))
 
 
+@slow
 @pytest.mark.parametrize("seed", first(1, range(6)))
 def test_several_sizes_that_grow_or_shrink_apart(seed: int) -> None:
     """Rows of projections and of the head, cached tokens: no op reads two of them."""
@@ -476,6 +478,7 @@ def test_what_is_forgotten_is_asked_for_again() -> None:
     assert [total_s(tokens) for tokens in range(1, 6)] == first
 
 
+@slow
 def test_curves_do_not_mix_graphs_or_sizes() -> None:
     """One pricer for many graphs and sizes in any order gives what a fresh one does."""
     random = Random(5)

@@ -918,7 +918,13 @@ def test_every_kind_of_op_of_any_decoder_has_a_part(ranks: int, style_of_ranks: 
 
 
 @pytest.mark.parametrize(
-    "name", ["alspec", "papers/alspec_h100_table3", "h200/decode_step", "h200/decoder_layer"]
+    "name",
+    [
+        pytest.param("alspec", marks=slow),
+        "papers/alspec_h100_table3",
+        "h200/decode_step",
+        "h200/decoder_layer",
+    ],
 )
 def test_nothing_of_a_shipped_scenarios_token_is_other(name: str) -> None:
     path = SCENARIOS / f"{name}.yaml"

@@ -151,6 +151,7 @@ def test_sections_and_panels(everything: Path) -> None:
     ]  # fmt: skip
 
 
+@slow
 def test_same_directory_same_bytes_and_nothing_is_loaded(everything: Path, tmp_path: Path) -> None:
     assert reports.build(write_run(tmp_path)).read_bytes() == everything.read_bytes()
     assert not re.findall(r"https?://|@import|url\(", _text(everything))

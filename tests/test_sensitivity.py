@@ -72,6 +72,7 @@ def plan(tmp_path_factory: pytest.TempPathFactory) -> Plan:
     return planned(tmp_path_factory.mktemp("swings"), {**GRID, "sensitivity": True})
 
 
+@slow
 def test_a_swing_is_that_of_a_plan_with_the_change(plan: Plan, tmp_path: Path) -> None:
     """More load, and a slower host: the same figures as of a plan that has them from the start."""
     swings = {(swing.factor, swing.times): swing for swing in plan.swings}

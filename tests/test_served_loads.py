@@ -126,6 +126,7 @@ def test_a_recorded_run_is_added_and_predicted(tmp_path: Path) -> None:
     )  # fmt: skip
 
 
+@slow
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
@@ -200,6 +201,7 @@ def test_a_cap_is_of_an_added_run_and_of_a_card(tmp_path: Path) -> None:
         read_latencies(file)
 
 
+@slow
 def test_what_cannot_be_predicted_is_not_added(tmp_path: Path) -> None:
     file = tmp_path / "rows.csv"
     assert ran(str(file), "--add", str(recorded(tmp_path / "run")), "--profile", "nope").exit_code

@@ -249,7 +249,9 @@ GROUPS = [*(OPEN[i::6] for i in range(6)), CLOSED]
 
 
 @pytest.mark.parametrize("seeds", first(1, GROUPS), ids=[*(f"arrivals {i}" for i in range(6)), "closed loop"])
-@pytest.mark.parametrize("kind", STRATEGIES)
+@pytest.mark.parametrize(
+    "kind", [kind if kind == "continuous_batching" else pytest.param(kind, marks=slow) for kind in STRATEGIES]
+)
 def test_laws_hold_in_random_scenarios(kind: str, seeds: Sequence[int]) -> None:
     """500 in all, every eighth at measured prices. Running one enforces the laws of traces and of servers;
     the rest is checked here."""

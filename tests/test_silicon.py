@@ -227,6 +227,7 @@ def test_more_tokens_than_arithmetic_allows_cannot_be(tmp_path: Path) -> None:
     assert found.startswith("more tokens a second than arithmetic allows (1.2")
 
 
+@slow
 def test_every_op_at_the_datasheet_s_rates_is_faster_than_any_prediction(tmp_path: Path) -> None:
     _, rows = table(tmp_path)
     for one, floor in zip(rows, least(rows, 1), strict=True):
@@ -680,6 +681,7 @@ def test_a_missed_bar_is_exit_code_1(tmp_path: Path) -> None:
     assert "missed: tpot median is not below 5 %" in found.stdout
 
 
+@slow
 @pytest.mark.skipif(not REAL.exists(), reason="the table of measured engines is not here")
 def test_the_real_table_is_read_whole() -> None:
     rows, others = read_rows(REAL)

@@ -557,6 +557,7 @@ def test_intervals_hold_as_often_as_they_say() -> None:
     assert 0.94 <= inside <= 1.0
 
 
+@slow
 def test_few_requests_for_a_percentile_are_told() -> None:
     few = answered({"ttft_s": 1.0})
     assert any(text.startswith("too few requests for") and "p99 rests on" in text for text in few.warnings)

@@ -38,7 +38,7 @@ from simcore.validate.machines.buffers.long_convolution import (
 )
 from simcore.validate.machines.cpu.machine import TorchRun
 from tests.programs import by_name
-from tests.thorough import first, thorough
+from tests.thorough import first, slow, thorough
 
 torch.set_num_threads(1)
 
@@ -183,7 +183,7 @@ def test_tilings_give_the_direct_sum(name: str) -> None:
         check(at_once, schedule, options, half, draw.randrange(1000))
 
 
-@pytest.mark.parametrize("several", [4, 16])
+@pytest.mark.parametrize("several", first(1, [4, 16]))
 @pytest.mark.parametrize("name", PLAIN)
 def test_launches_of_several_positions_give_the_direct_sum(name: str, several: int) -> None:
     schedule, options, half = PLAIN[name]
@@ -231,6 +231,7 @@ def test_the_generic_algorithm(mixer: str) -> None:
         check(replace(model, prompt=0), generic_tiling, {}, False, draw.randrange(1000))
 
 
+@slow
 def test_filters_that_depend_on_data() -> None:
     draw = Random(1)
     for model in (*models(draw, "data_dependent_convolution"), *models(draw, "data_dependent_convolution")):
@@ -467,6 +468,7 @@ def test_parameters_are_the_same_wherever_they_are_drawn() -> None:
     assert not torch.equal(outside.filters[0], outside.filters[1])
 
 
+@slow
 def test_models_stay_bounded_and_do_not_vanish() -> None:
     """What a model feeds back does not grow; otherwise rounding would be all that these tests see."""
     for mixer, schedule in (

@@ -126,6 +126,7 @@ def test_op_kinds_are_of_the_mixer_or_of_the_block(whole: Outcome) -> None:
             assert fsum(seconds) == pytest.approx(rows[f"{part}_s"].value, rel=1e-9)
 
 
+@slow
 def test_launches_of_several_positions_do_the_same_work_in_less_time() -> None:
     """100 tokens by 16 on an H200's host: six launches and a rest of four."""
     strategies = [{"kind": "lazy"}, {"kind": "eager"}, {"kind": "fractal", "half_storage": [False, True]}]

@@ -13,6 +13,7 @@ from simcore.validate.engines.predict import predict_all
 from simcore.validate.engines.rows import Row, read_rows
 from simcore.validate.engines.triples import held_back, lines, triples
 from tests.test_silicon import MAX_70B, PLAIN_8B, line, written
+from tests.thorough import slow
 
 
 def rows(tmp_path: Path, *clients: int, ranks: int = 1, kind: dict[str, str] = PLAIN_8B) -> list[Row]:
@@ -31,6 +32,7 @@ def test_three_rows_of_each_service_are_drawn_by_a_seed(tmp_path: Path) -> None:
     assert {each[0].ranks for seed in range(9) for each in triples([*many, *others], seed, 1)} == {1, 2}
 
 
+@slow
 def test_the_constants_of_two_runs_predict_the_third(tmp_path: Path) -> None:
     """Rows that the simulator made: TPOT of the third is predicted within 3 %, and not without a host."""
     given, host = rows(tmp_path, 1, 4, 8), HostTime(step_s=4e-3, request_s=5e-3)

@@ -50,7 +50,7 @@ from tests.attention_cases import (
     tokens_of,
     truth,
 )
-from tests.thorough import first, thorough
+from tests.thorough import first, slow, thorough
 
 torch.set_num_threads(1)
 DEVICE = "cpu" if ONE_BY_ONE or not torch.cuda.is_available() else "cuda"
@@ -507,6 +507,7 @@ def test_one_miss_gives_the_wait_back_its_priority(threshold: float, priority: i
     assert found.priority.tolist() == [priority]
 
 
+@slow
 def test_closed_gates_leave_speculation_and_its_receiver_as_they_were() -> None:
     case = make_case(PAGED, [5, 40], 1, capacity=96, device=DEVICE, sinks=2, window=9)
     config, into = SMALL, nothing_yet(case, SMALL)
