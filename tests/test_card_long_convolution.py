@@ -119,7 +119,7 @@ def test_steps_in_one_launch_give_the_same(name: str, block: str, batch: int, pr
 
 @pytest.mark.parametrize("name", ["lazy", "eager", "fractal", "fractal, sequential from 4"])
 @pytest.mark.parametrize(("block", "batch", "prompt"), [("gate", 2, 0), ("mlp", 1, 6)])
-@pytest.mark.parametrize("several", [2, 4, 16])
+@pytest.mark.parametrize("several", first(2, [4, 16, 2]))
 def test_launches_of_several_positions_give_the_same(
     name: str, block: str, batch: int, prompt: int, several: int
 ) -> None:
@@ -129,7 +129,7 @@ def test_launches_of_several_positions_give_the_same(
 
 @slow
 @pytest.mark.skipif(HAS_GPU or not ONE_BY_ONE, reason="for Triton's interpreter")
-@pytest.mark.parametrize("name", ["lazy", "fractal"])
+@pytest.mark.parametrize("name", first(1, ["fractal", "lazy"]))
 @pytest.mark.parametrize("several", first(1, [4, 1]))
 def test_steps_in_one_launch_give_the_same_by_their_kernel(
     name: str, several: int, monkeypatch: pytest.MonkeyPatch

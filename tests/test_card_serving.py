@@ -28,7 +28,7 @@ from simcore.validate.machines.cuda.states import CardStates, check_card_runs
 from simcore.validate.timing.precompile import launched
 from tests.fake_card import FakeCudaApi
 from tests.test_torch_decoder import GQA
-from tests.thorough import first, slow, thorough
+from tests.thorough import first, slow
 
 HAS_GPU = torch.cuda.is_available()
 emulated = pytest.mark.skipif(HAS_GPU, reason="the interpreter is for machines without a CUDA device")
@@ -68,11 +68,9 @@ def ran(of: Scenario) -> tuple[Outcome, RealCard]:
     return assemble(of, "t", place).study.run(lambda *_: None), real
 
 
+@slow
 @emulated
-@pytest.mark.parametrize(
-    "name", ["continuous", *(pytest.param(name, marks=slow) for name in ("fusion", "instances")),
-             *(pytest.param(name, marks=thorough) for name in ("dynamic", "iteration"))]
-)  # fmt: skip
+@pytest.mark.parametrize("name", first(2, ["continuous", "instances", "fusion", "dynamic", "iteration"]))
 def test_every_strategy_serves_and_captures_nothing_while_it_counts(name: str, tmp_path: Path) -> None:
     outcome, real = ran(scenario(tmp_path, STRATEGIES[name]))
     found = {row.metric: row.value for row in outcome.rows}

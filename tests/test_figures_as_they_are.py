@@ -7,17 +7,26 @@ import pytest
 
 from tests import figures_as_they_are
 from tests.figures_as_they_are import NAMES, differences, lines_now, written
-from tests.thorough import slow
+from tests.thorough import slow, thorough
 
 # Of half a second or more, but for serving_flover and tiling_schedules, which are looked at every time.
 SLOW = {
-    "serving_prefills", "decode_speculation", "serving_ranks", "serving_one_length", "serving_engines",
-    "serving_clients", "decode_published_hits", "serving_scaled", "serving_fleets", "serving_tenants",
-    "serving_own_arrivals", "serving_spread", "decode_speculating_batches",
+    "decode_speculation", "serving_ranks", "serving_engines", "decode_published_hits", "serving_scaled",
+    "serving_fleets", "serving_tenants", "serving_clients", "decode_crossover_found",
+}  # fmt: skip
+# Much like others: of one length or of several, of arrivals of one's own, of several prefills or batches.
+ALIKE = {
+    "serving_prefills", "serving_one_length", "serving_own_arrivals", "serving_spread",
+    "decode_speculating_batches",
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[slow] * (name in SLOW)) for name in NAMES])
+def marked(name: str) -> Any:
+    marks = [slow] * (name in SLOW) + [thorough] * (name in ALIKE)
+    return pytest.param(name, marks=marks)
+
+
+@pytest.mark.parametrize("name", map(marked, NAMES))
 def test_figures_are_as_they_were(name: str) -> None:
     found = differences(written(name), lines_now(name))
     assert not found, "\n".join(found[:10])

@@ -108,7 +108,7 @@ def truth_of(length: int, kind: str, dtype: torch.dtype) -> tuple[Tensor, Tensor
     return naive(q, k, v, decays(kind, length), state if length % 2 else None)
 
 
-@pytest.mark.parametrize("kind", first(2, ["none", "random", "one", "tiny"]))
+@pytest.mark.parametrize("kind", first(1, ["random", "none", "one", "tiny"]))
 @pytest.mark.parametrize("method", ALL)
 def test_every_method_equals_the_explicit_sum(method: str, kind: str) -> None:
     lengths = {*LENGTHS, *torch.randint(1, 601, (3,), generator=torch.Generator().manual_seed(7)).tolist()}

@@ -44,7 +44,7 @@ from simcore.workload.requests import Journal, Request
 from simcore.workload.time_units import doubt
 from tests.test_serving import document, outcome, strategy, workload
 from tests.test_serving_figures import Case, Promise, batched, concurrent
-from tests.thorough import slow, thorough
+from tests.thorough import first, slow, thorough
 
 SERVICE_S = 1.0
 MOST_ERRORS = 4.0
@@ -376,7 +376,7 @@ def by_label(of: Outcome, metric: str) -> dict[str, float | None]:
     return {row.axes.label: row.value for row in of.rows if row.metric == metric}
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", first(2, range(6)))
 def test_all_promises_kept_is_a_goodput_of_what_is_offered(seed: int) -> None:
     """Drawn arrivals, rates, lengths and strategies; where goodput is known and all promises are kept, it is
     the rate that was offered, within what chance does to a rate of so many requests."""

@@ -136,7 +136,7 @@ def test_every_contribution_is_made_once_in_order_and_from_what_is_there(length:
         assert faults(traced(schedule, model), model) == []
 
 
-@pytest.mark.parametrize("several", [2, 4, 16, 64])
+@pytest.mark.parametrize("several", first(2, [2, 16, 4, 64]))
 @pytest.mark.parametrize("length", first(7, [1, 2, 4, 5, 8, 17, 33, 32, 50]))
 @pytest.mark.parametrize("prompt", [0, 1, 5])
 def test_launches_of_several_positions_make_the_same_contributions(
