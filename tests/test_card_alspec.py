@@ -149,7 +149,7 @@ def test_groups_on_cards_give_what_the_verdicts_say(
     """Ids of each token; and K and V of each layer, which show each layer's x, in both groups; with the last
     layer overlapped or not."""
     name, ranks, lockstep, overlap = how
-    tokens, hits = 3 if kind == "cuda" else 2, drawn(1)
+    tokens, hits = 3, drawn(1)
     model = Decoder(CONFIGS[name], ranks=ranks, batch=2, dtypes=F32, chunk=CHUNK)
     card = cards(kind, model, tokens, monkeypatch, ("tensor",) if lockstep else ())
     for rehearsal in (True, False, False):
