@@ -233,6 +233,7 @@ def small_state(
     return CardServedState(model, weights, cache, 8)
 
 
+@slow
 @pytest.mark.parametrize("kind", BOTH)
 def test_a_step_of_decoding_rows_and_chunks_of_many_rows_and_of_one(kind: str) -> None:
     """A chunk of one row, as budgets leave at the end of a prompt, stands behind a longer one. All K and V of

@@ -142,6 +142,7 @@ def test_two_runs_are_compared_figure_by_figure() -> None:
         simcore.compare(one, simcore.run(SERVING, jobs=1))
 
 
+@slow
 @pytest.mark.parametrize("document", [DECODE, SERVING])
 def test_a_result_and_a_run_directory_are_compared(document: Mapping[str, Any], tmp_path: Path) -> None:
     one = simcore.run(document, jobs=1)

@@ -139,6 +139,7 @@ def test_steps_in_one_launch_give_the_same_by_their_kernel(
     same_as_on_the_cpu(name, "mlp", 2, 0, "cpu", "fp32", one_launch=True, several=several)
 
 
+@slow
 @pytest.mark.skipif(HAS_GPU or not ONE_BY_ONE, reason="for Triton's interpreter")
 @pytest.mark.parametrize("name", ["lazy", pytest.param("eager", marks=thorough), "fractal"])
 def test_launches_of_several_positions_give_the_same_by_their_kernels(

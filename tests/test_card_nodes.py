@@ -155,6 +155,7 @@ def _silent(doing: str, done: int, total: int) -> None:
     pass
 
 
+@slow
 @pytest.mark.parametrize("batch", [1, 16])
 def test_a_step_takes_longer_by_the_states_that_each_layer_leaves(batch: int) -> None:
     """At prices of ops alone; not at those of a run, which has that in it, nor at floors of all traffic."""

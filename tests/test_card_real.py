@@ -692,10 +692,9 @@ def test_a_long_tiling_runs_once_and_its_figures_have_no_intervals(monkeypatch: 
     assert all("one run" in row.source for row in timed)
 
 
+@slow
 @emulated
-@pytest.mark.parametrize(
-    "document", [LINEAR, pytest.param(TILING, marks=slow)], ids=["linear_attention", "tiling"]
-)
+@pytest.mark.parametrize("document", [LINEAR, TILING], ids=["linear_attention", "tiling"])
 def test_what_a_long_rehearsal_passes_over_was_captured(
     document: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

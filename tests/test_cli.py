@@ -294,6 +294,7 @@ def waiting(code: str, here: Path, *, heeded: int = 0, ignored: int = 0) -> subp
     return process
 
 
+@slow
 @SIGNALS
 @pytest.mark.parametrize("place", [IN_A_RUN, IN_AN_IMPORT], ids=["in a run", "in an import"])
 def test_interrupted_it_leaves_nothing_behind(

@@ -122,7 +122,7 @@ def in_halves(
 @pytest.mark.skipif(not ONE_BY_ONE, reason="Triton's interpreter is not chosen")
 class TestInterpreted:
     @pytest.mark.parametrize("dtype", FORMATS)
-    @pytest.mark.parametrize("ranks", first(3, [2, 4, 1, 3, 5, 6, 7, 8]))
+    @pytest.mark.parametrize("ranks", first(2, [2, 1, 4, 3, 5, 6, 7, 8]))
     def test_sums_are_right_and_alike(self, ranks: int, dtype: torch.dtype) -> None:
         rng = np.random.default_rng(ranks)
         for count in (1, 2, 3, int(rng.integers(4, 999)), int(rng.integers(1000, 3000))):

@@ -516,6 +516,7 @@ class Busy(FakeCudaApi):
         self.time.sleep(max(0.0, self.free_s - self.time.now_s))
 
 
+@slow
 def test_an_item_waits_for_the_replay_that_runs_and_for_no_further_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -401,6 +401,7 @@ def test_each_part_has_one_program(seed: int) -> None:
     assert all(row[0] >= batch for row in rows[len(expected) :])
 
 
+@slow
 def test_there_are_programs_for_all_parts() -> None:
     """Whatever the lengths, also of many sequences and of one much longer than the others."""
     worst = 0.0

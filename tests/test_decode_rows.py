@@ -517,6 +517,7 @@ def test_a_baseline_that_is_no_strategy_has_rows_and_the_others_their_speed_up()
         assert ((label, "read_once_s") in rows) == label.startswith("tensor parallel")
 
 
+@slow
 def test_what_a_profile_takes_as_free_is_free_until_it_is_priced() -> None:
     bench, rows = published_times()
     label = "ALSpec, 4+4 devices"

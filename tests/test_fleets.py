@@ -48,7 +48,7 @@ from simcore.studies.several_devices import SeveralDevices
 from simcore.workload.requests import END, Request
 from tests.programs import meet, toy_price, toy_roofline, toys
 from tests.test_serving import Document, bench, document, outcome, strategy, value, workload
-from tests.thorough import first, thorough
+from tests.thorough import first, slow, thorough
 
 CLOSE = 1e-9
 ROUTINGS = ("least_loaded", "round_robin", "prefix_aware")
@@ -314,6 +314,7 @@ def test_in_turn_each_server_is_a_queue_of_its_own(mixed: list[Document], tmp_pa
     assert abs(ends[0].mean() / ends[1].mean() - 1.0) > 0.1
 
 
+@slow
 def test_the_faster_server_gets_more_where_open_requests_decide() -> None:
     load = workload(200, {"kind": "poisson", "rate_per_s": 60.0}, (20, 400), (20, 200))
     slow = {"base": "h200-sxm", "change": {"hbm_bytes_per_s": {"times": 0.25}}, "name": "slow"}

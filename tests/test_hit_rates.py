@@ -237,6 +237,7 @@ def study(seed: int = 0) -> list[dict[str, Any]]:
     return list(rows(net, draws(net, True, 1), asked))
 
 
+@slow
 def test_rows_keep_their_laws_and_repeat() -> None:
     found = study()
     assert found == study()
@@ -289,6 +290,7 @@ def test_intervals_hold_the_share_95_times_in_100() -> None:
         assert held >= 0.94
 
 
+@slow
 def test_training_lowers_the_loss() -> None:
     # The bytes that answer are 64 of 256, which comes first: from ln 256 and more to ln 64.
     _, losses = trained(decoder_of(2, 32, 2), Training((32,), 120, 256, 5e-3, 0), CPU)

@@ -81,6 +81,7 @@ def test_a_broken_file_is_as_none(tmp_path: Path, broken: bytes) -> None:
         assert all(known.costs == groups.known[name].costs for name, known in found.items())
 
 
+@slow
 def test_kept_prices_are_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A second run asks the device model for nothing."""
     cache = str(tmp_path / "cache")

@@ -9,7 +9,7 @@ import simcore
 from simcore.reports.common.figures import variants
 from simcore.reports.decode.figures import latency_by_batch, latency_over_context
 from simcore.reports.run import read_run
-from tests.thorough import first
+from tests.thorough import first, slow
 
 ROOT = Path(__file__).resolve().parent.parent
 SCENARIOS = ROOT / "scenarios"
@@ -31,6 +31,7 @@ def test_a_page_has_states_beside_kv(tmp_path: Path) -> None:
     assert re.search(r"At batch \d+ hybrid-8b is faster than llama-3.1-8b from", text)
 
 
+@slow
 @pytest.mark.parametrize("batches", first(1, [[1, 16], [16]]))
 def test_the_second_model_is_drawn_beside_the_first(batches: list[int], tmp_path: Path) -> None:
     """One batch: a dotted line; several: one for each."""
@@ -50,11 +51,13 @@ def test_the_second_model_is_drawn_beside_the_first(batches: list[int], tmp_path
         assert list(trace.y) == pytest.approx(list(own["value"] * 1e3))
 
 
+@slow
 def test_a_page_of_a_model_that_attends_has_no_such_section(tmp_path: Path) -> None:
     settings: dict[str, object] = {"context_tokens": [512, 4096], "batch": [1], "tokens": 1}
     assert "States beside KV" not in page("h200/decode_step.yaml", tmp_path / "page.html", settings)
 
 
+@slow
 def test_a_page_of_prompts_compares_its_data_set(tmp_path: Path) -> None:
     settings: dict[str, object] = {"methods": ["original", "lightning_torch"], "batch": 1}
     text = page("papers/leetdecoding_prompts.yaml", tmp_path / "page.html", settings)

@@ -222,6 +222,7 @@ def test_where_pricing_flips_the_winner_the_answer_is_conditional() -> None:
     assert "behind tensor parallelism at 1,024, 32,768 tokens" in outcome.answer
 
 
+@slow
 def test_an_early_part_that_is_assumed_is_among_what_is_free() -> None:
     outcome, _ = ran("papers/alspec_h100_table3.yaml")
     assert any("takes as free: early part, exchange" in warning for warning in outcome.warnings)

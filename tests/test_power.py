@@ -913,6 +913,7 @@ def test_times_of_recorded_rows_are_what_they_seem() -> None:
     assert max(row.times for row in rows if row.kind == "steady") > 1.1
 
 
+@slow
 def test_a_decode_step_of_many_sequences_is_slower_under_load(monkeypatch: pytest.MonkeyPatch) -> None:
     document: dict[str, Any] = {
         "name": "steps", "study": "decode", "device": "h200-sxm", "model": "llama-3.1-8b", "dtype": "bf16",

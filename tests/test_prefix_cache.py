@@ -13,6 +13,7 @@ import pytest
 
 from simcore.schedules.prefix_cache import PrefixCache, identities
 from simcore.workload.requests import Content, Request, blocks_for
+from tests.thorough import slow
 
 SEEDS = range(15)
 BLOCKS = (1, 2, 3, 16)
@@ -149,6 +150,7 @@ def assert_sound(cache: PrefixCache, running: list[Request]) -> None:
     assert dict(found) == known
 
 
+@slow
 def test_random_lives_lose_no_block_and_share_only_what_is_the_same() -> None:
     """Prompts in chunks beside each other, which end or are sent back at any time."""
     copied = shared = 0

@@ -449,6 +449,7 @@ def test_prompts_of_less_than_a_block_go_to_the_least_loaded() -> None:
     assert [routed(choose, 1, 15, loads) for loads in ([2, 1, 1], [0, 0, 0], [200, 100, 99])] == [1, 0, 2]
 
 
+@slow
 def test_a_router_that_knows_prefixes_keeps_sessions_where_they_are() -> None:
     load, shares = sessions(120, 10.0, shared_prefix_tokens=0), {}
     for routing in ("prefix_aware", "least_loaded", "round_robin"):

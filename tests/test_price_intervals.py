@@ -15,6 +15,7 @@ from simcore.devices.spec import DeviceSpec, load_device
 from simcore.input.files import InputError
 from simcore.ops import op as ops
 from simcore.ops.op import Op, Price, Work
+from tests.thorough import slow
 
 A100, H200 = load_device("a100-sxm-80gb"), load_device("h200-sxm")
 FLOVER = load_profile("a100-sxm-80gb", "flover-gptj")
@@ -258,6 +259,7 @@ def test_a_row_for_all_contexts_is_no_faster_than_the_datasheet_at_a_long_one() 
     assert price(iteration(4, 99 * read)).source == "published"
 
 
+@slow
 def test_a_burst_that_comes_to_such_contexts_keeps_the_laws() -> None:
     """Flover's profile, 32 sequences whose contexts grow past those that its iterations are averages of."""
     path = Path(__file__).resolve().parents[1] / "scenarios/papers/flover_fig6.yaml"
