@@ -35,7 +35,7 @@ from simcore.sim.bursts import BurstCost, Piece
 from simcore.sim.clock import Clock
 from simcore.sim.contention import Demand, Rates, alone, max_min_rates
 from simcore.sim.graph_pricer import End, GraphPricer
-from simcore.sim.power import BUSY, FORMATS, Load, PowerLimit, clock_shares
+from simcore.sim.power import BUSY, FORMATS, MOVING, Load, PowerLimit, Shares, clock_shares
 from simcore.sim.runs import Run, Setup, span_by_span
 from simcore.sim.segments import Cuts, Segment, slower
 from simcore.sim.simulation import Simulation
@@ -71,21 +71,23 @@ shares = st.floats(0.0, 1.0)
 
 @dataclass
 class Launch:
-    """A launch of so many seconds alone, with its share of arithmetic, and of what else the clock decides."""
+    """A launch of so many seconds alone, with its shares of arithmetic, of what else the clock decides, and
+    of waiting."""
 
     seconds: float
     arithmetic: float
     others: float = 0.0
+    waiting: float = 0.0
     total_s: float = 0.0
 
     def run(self, load: Load, start_s: float, *, adds: bool = True) -> float:
         """Runs it; returns its end."""
         arithmetic_s = self.arithmetic * self.seconds
-        clocked_s = arithmetic_s + self.others * self.seconds
-        (factor,) = load.factors([(arithmetic_s, clocked_s, self.seconds)], start_s)
+        clocked_s, waiting_s = arithmetic_s + self.others * self.seconds, self.waiting * self.seconds
+        (factor,) = load.factors([(arithmetic_s, clocked_s, waiting_s, self.seconds)], start_s)
         self.total_s = self.seconds + (factor - 1.0) * clocked_s
         if adds:
-            load.add(factor * arithmetic_s, start_s, start_s + self.total_s)
+            load.add(factor * arithmetic_s, factor * waiting_s, start_s, start_s + self.total_s)
         return start_s + self.total_s
 
 
@@ -128,16 +130,18 @@ def test_short_launches_in_turn_come_to_the_clock_of_their_mean(share: float, be
     assert factor == pytest.approx(expected, rel=0.005)
 
 
-@given(st.floats(1e-4, 0.5), shares, shares, shares, st.floats(0.0, 0.2))
+@given(st.floats(1e-4, 0.5), shares, shares, shares, shares, st.floats(0.0, 0.2))
 def test_a_launch_counts_the_mean_of_its_time(
-    seconds: float, own: float, a0: float, b0: float, gap_s: float
+    seconds: float, own: float, waits: float, a0: float, b0: float, gap_s: float
 ) -> None:
     """Shares by small steps of time, from what was before."""
     b0 = min(b0, 1.0 - a0)
+    waits = min(waits, 1.0 - own)
+    other = 1.0 - own - waits
     load, before_s = Load(LIMIT), 0.3
     # Launches that leave these shares at 0.3 s: each adds its own over the whole past.
     worth = 1.0 - math.exp(-before_s / LIMIT.over_s)
-    load.add(before_s * (a0 / (a0 + b0) if a0 + b0 else 0.0), 0.0, before_s)
+    load.add(before_s * (a0 / (a0 + b0) if a0 + b0 else 0.0), 0.0, 0.0, before_s)
     a, b = (a0 / (a0 + b0) if a0 + b0 else 0.0) * worth, (b0 / (a0 + b0) if a0 + b0 else 1.0) * worth
     steps = 4000
     rest = math.exp(-gap_s / LIMIT.over_s)
@@ -147,17 +151,17 @@ def test_a_launch_counts_the_mean_of_its_time(
     half = math.exp(-seconds / steps / LIMIT.over_s / 2)
     for _ in range(steps):
         means[0] += (own + (a - own) * half) / steps
-        means[1] += (1.0 - own + (b - 1.0 + own) * half) / steps
-        a, b = own + (a - own) * fades, 1.0 - own + (b - 1.0 + own) * fades
-    (factor,) = load.factors([(own * seconds, own * seconds, seconds)], before_s + gap_s)
+        means[1] += (other + (b - other) * half) / steps
+        a, b = own + (a - own) * fades, other + (b - other) * fades
+    (factor,) = load.factors([(own * seconds, own * seconds, waits * seconds, seconds)], before_s + gap_s)
     assert factor == pytest.approx(LIMIT.factor(*means), rel=1e-4)
 
 
 def test_a_card_that_rests_is_as_fast_as_ever() -> None:
     load = Load(LIMIT)
     end_s = Launch(1.0, 1.0).run(load, 0.0)
-    assert load.factors([(1e-3, 1e-3, 1e-3)], end_s)[0] > 1.15
-    assert load.factors([(1e-3, 1e-3, 1e-3)], end_s + 30 * LIMIT.over_s) == [1.0]
+    assert load.factors([(1e-3, 1e-3, 0.0, 1e-3)], end_s)[0] > 1.15
+    assert load.factors([(1e-3, 1e-3, 0.0, 1e-3)], end_s + 30 * LIMIT.over_s) == [1.0]
 
 
 @given(shares, shares, st.floats(0.0, 3.0), st.floats(0.0, 3.0), st.floats(0.0, 3.0))
@@ -176,10 +180,10 @@ def test_what_has_no_arithmetic_is_slow_until_the_card_is_cool() -> None:
         load = Load(LIMIT)
         now_s = arithmetic.run(load, 0.0)
         for count in parts:
-            factors = load.factors([(0.0, 2e-5, 1e-4)] * count, now_s)
+            factors = load.factors([(0.0, 2e-5, 0.0, 1e-4)] * count, now_s)
             took_s = [1e-4 + 2e-5 * (factor - 1.0) for factor in factors]
             end_s = now_s + sum(took_s) + (count - len(took_s)) * took_s[-1]
-            load.add(0.0, now_s, end_s)
+            load.add(0.0, 0.0, now_s, end_s)
             now_s = end_s
         ends.append(now_s - arithmetic.total_s)
     assert ends[0] == pytest.approx(ends[1], rel=1e-9)
@@ -193,7 +197,7 @@ def test_what_has_no_arithmetic_keeps_its_time_on_a_cool_card(
     load = Load(PowerLimit(arithmetic=1.6, others=others, idle=0.1, over_s=0.04))
     at_s = Launch(0.3, share).run(load, 0.0) + gap_s
     if load.is_cool(at_s):
-        assert load.factors([(0.0, other * seconds, seconds)] * 20, at_s)[0] == 1.0
+        assert load.factors([(0.0, other * seconds, 0.0, seconds)] * 20, at_s)[0] == 1.0
     if share * math.exp(-gap_s / LIMIT.over_s) * (1.0 - math.exp(-0.3 / LIMIT.over_s)) * 1.6 > 1.0:
         assert not load.is_cool(at_s)
 
@@ -201,31 +205,47 @@ def test_what_has_no_arithmetic_keeps_its_time_on_a_cool_card(
 def test_launches_beside_each_other_count_together() -> None:
     """Two that take their turns on the device for a second leave what one of both would."""
     one, two = Load(LIMIT), Load(LIMIT)
-    one.add(0.9, 0.0, 1.0)
-    two.add(0.45, 0.0, 1.0)
-    two.add(0.45, 0.0, 1.0)
-    factors = [load.factors([(1e-3, 1e-3, 1e-3)], 1.0)[0] for load in (one, two)]
+    one.add(0.9, 0.0, 0.0, 1.0)
+    two.add(0.45, 0.0, 0.0, 1.0)
+    two.add(0.45, 0.0, 0.0, 1.0)
+    factors = [load.factors([(1e-3, 1e-3, 0.0, 1e-3)], 1.0)[0] for load in (one, two)]
     assert factors[0] == pytest.approx(factors[1], rel=0.02)
     assert factors[0] > 1.1
+
+
+def test_what_waits_takes_the_power_of_an_idle_card() -> None:
+    """Arithmetic after a second of work that waits half its time, and after one of half as much work."""
+    waits, rests = Load(LIMIT), Load(LIMIT)
+    waits.add(0.0, 0.5, 0.0, 1.0)
+    step_s = LIMIT.over_s / 1000
+    for i in range(round(1.0 / step_s)):
+        rests.add(0.0, 0.0, (i + 0.5) * step_s, (i + 1) * step_s)
+    busy = Load(LIMIT)
+    busy.add(0.0, 0.0, 0.0, 1.0)
+    product = [(0.1, 0.1, 0.0, 0.1)]
+    factors = [load.factors(product, 1.0)[0] for load in (waits, rests, busy)]
+    assert factors[0] == pytest.approx(factors[1], rel=1e-3)
+    assert 1.0 < factors[0] < factors[2] - 0.02
 
 
 def test_a_burst_takes_as_long_as_its_replays_one_by_one() -> None:
     """Whatever its planned length: what was planned and never ran does not slow down what ran."""
     load, now_s, ends = Load(LIMIT), 0.0, []
     for _ in range(9):
-        now_s = Launch(0.02, 0.6, 0.1).run(load, now_s)
+        now_s = Launch(0.02, 0.6, 0.1, 0.05).run(load, now_s)
         ends.append(now_s)
     for planned in (9, 500):
         growing = (1e-12, 0.0, 0.0, 0.0)
         piece = Piece(0, planned, 0.0, (0.02, 0.01, 0.0, 0.0), growing)
-        work = BurstCost([piece], arithmetic_s=0.012, clocked_s=0.014)
-        work.slow(Load(LIMIT).factors([(0.012, 0.014, 0.02)] * planned, 0.0))
+        work = BurstCost([piece], arithmetic_s=0.012, clocked_s=0.014, waiting_s=0.001)
+        work.slow(Load(LIMIT).factors([(0.012, 0.014, 0.001, 0.02)] * planned, 0.0))
         assert [work.end_s(i) for i in range(9)] == pytest.approx(ends, rel=1e-9)
         assert [work.replay_at(end - 1e-6) for end in ends] == [*range(9)]
         work.truncate(9)
         assert work.total_s == pytest.approx(ends[-1], rel=1e-9)
         assert work.longer_s == pytest.approx(ends[-1] - 9 * 0.02, rel=1e-6)
         assert work.arithmetic_under_load_s == pytest.approx(9 * 0.012 + 12 / 14 * work.longer_s)
+        assert work.waiting_under_load_s == pytest.approx(work.arithmetic_under_load_s / 12)
         assert work.floor_s() == pytest.approx(0.09)
 
 
@@ -428,8 +448,9 @@ def test_only_what_comes_after_arithmetic_leaves_later() -> None:
     assert [at_s for at_s, _ in found.publications] == pytest.approx([1.0, 1.6, 2.7])
     assert (found.demand.memory, found.demand.compute) == pytest.approx((0.5 * 3.0 / 3.2, 0.5))
     # Slowed down in two steps, and an op of which half is arithmetic.
-    half = replace(whole, clocked={id(product): 0.5}, arithmetic_s=0.5, clocked_s=0.5)
+    half = replace(whole, clocked={id(product): 0.5}, arithmetic_s=0.5, clocked_s=0.5, waiting_s=0.25)
     twice = slower(slower(half, 1.2), 1.5)
+    assert twice.waiting_s == pytest.approx(0.25 * 1.2 * 1.5)
     assert twice.ops[1].price.seconds == pytest.approx(0.5 + 0.5 * 1.2 * 1.5)
     assert twice.arithmetic_s == pytest.approx(0.5 * 1.2 * 1.5)
 
@@ -450,33 +471,39 @@ def test_the_arithmetic_of_a_fused_op_is_that_of_its_parts() -> None:
     # Whatever bounds the whole.
     traffic_s = toy_roofline(memory).of(price(memory)).memory_s
     for floor in (bound, idle):
-        assert clock_shares(one, 5.0, floor, of_part) == pytest.approx((0.4, 1.0 - traffic_s / 5.0))
+        waiting_s = max(0.0, 3.0 - traffic_s / MOVING)
+        found = clock_shares(one, 5.0, floor, of_part)
+        assert found == pytest.approx((0.4, 1.0 - traffic_s / 5.0, waiting_s / 5.0))
     # What crosses a link is one whole, and waits by no clock.
     across = clock_shares(replace(one, axis="tensor"), 5.0, bound, of_part)
-    assert across == pytest.approx((1.0 / 5.0 / BUSY, 1.0))
-    assert clock_shares(replace(memory, axis="tensor"), 3.0, idle, of_part) == (0.0, 0.0)
-    assert clock_shares(product, 1.0, bound, of_part) == (1.0, 1.0)
-    assert clock_shares(memory, 3.0, Floor(0.0, 2.4, 0.0), of_part) == pytest.approx((0.0, 0.2))
+    assert across == pytest.approx((1.0 / 5.0 / BUSY, 1.0, 0.0))
+    assert clock_shares(replace(memory, axis="tensor"), 3.0, idle, of_part) == (0.0, 0.0, 0.0)
+    assert clock_shares(product, 1.0, bound, of_part) == (1.0, 1.0, 0.0)
+    least = Floor(0.0, 2.4, 0.0)
+    assert clock_shares(memory, 3.0, least, of_part) == pytest.approx((0.0, 0.2, 1.0 - 0.8 / MOVING))
+    assert clock_shares(memory, 2.4 / MOVING, least, of_part) == pytest.approx((0.0, 1.0 - MOVING, 0.0))
 
 
 def test_what_multiplies_less_in_its_time_counts_less() -> None:
     """Products that arithmetic bounds, at BUSY of peak, at half of that and beyond: the clock decides all."""
     (product,) = toys("p", 100, compute=90).ops
 
-    def shares(seconds: float) -> tuple[float, float]:
+    def shares(seconds: float) -> Shares:
         return clock_shares(product, seconds, Floor(1.0, 0.5, 0.0), lambda part: (0.0, Floor(0.0, 0.0, 0.0)))
 
-    assert shares(1.0 / BUSY) == pytest.approx((1.0, 1.0))
-    assert shares(2.0 / BUSY) == pytest.approx((0.5, 1.0))
-    assert shares(1.0) == (1.0, 1.0)
+    assert shares(1.0 / BUSY) == pytest.approx((1.0, 1.0, 0.0))
+    assert shares(2.0 / BUSY) == pytest.approx((0.5, 1.0, 0.0))
+    assert shares(1.0) == (1.0, 1.0, 0.0)
 
 
-def test_busy_is_the_share_of_peak_of_the_products_of_the_law() -> None:
+def test_busy_and_moving_are_shares_of_peak_of_the_products_of_the_law() -> None:
     """Those of `cuda_power` at the prices of the card whose profile has the law."""
     spec = load_device("h200-sxm")
-    op = ops.matmul("gate_up", m=cuda_power.ROWS, n=cuda_power.WIDE, k=cuda_power.DEEP, dtype="bf16")
-    price = pricer(spec, profile=load_profile("h200-sxm", "local"))
-    assert roofline(spec)(op).compute_s / price(op).seconds == pytest.approx(BUSY, rel=0.005)
+    price, floor = pricer(spec, profile=load_profile("h200-sxm", "local")), roofline(spec)
+    op = cuda_power.PRODUCT
+    assert floor(op).compute_s / price(op).seconds == pytest.approx(BUSY, rel=0.005)
+    few = ops.matmul("gate_up", m=cuda_power.FEW_ROWS, n=cuda_power.WIDE, k=cuda_power.DEEP, dtype="bf16")
+    assert floor(few).memory_s / price(few).seconds == pytest.approx(MOVING, rel=0.005)
 
 
 def prompts(model: str, length: int) -> Any:
@@ -489,7 +516,7 @@ def prompts(model: str, length: int) -> Any:
     return study.bench
 
 
-def shares_of(bench: Any) -> tuple[float, float]:
+def shares_of(bench: Any) -> Shares:
     (case,), price, floor = bench.cases(), bench.device.price, bench.device.roofline
     op = bench.op(case)
     seconds = price(op).seconds
@@ -516,15 +543,16 @@ def test_launches_on_a_card_that_heats_up_count_by_their_mean(length: int) -> No
 
 @pytest.mark.parametrize("model", ["hybrid-8b", "toy-retnet-1.3b"])
 def test_long_prompts_one_after_another_take_as_long_as_the_law_says(model: str) -> None:
-    """f = factor(a, 1 - a) with a = f x / (1 + (f - 1) c), x and c being the shares of arithmetic and of what
-    the clock decides at rest: within 1 %, as the first of several launches begins at rest."""
+    """f = factor(a, 1 - a - w) with a = f x / (1 + (f - 1) c) and w = f y / (1 + (f - 1) c), x, c and y being
+    the shares of arithmetic, of what the clock decides and of waiting at rest: within 1 %, as the first of
+    several launches begins at rest."""
     bench = prompts(model, 30000)
     (case,), limit = bench.cases(), bench.device.power
-    rest_s, (share, clocked) = bench.device.price(bench.op(case)).seconds, shares_of(bench)
+    rest_s, (share, clocked, waiting) = bench.device.price(bench.op(case)).seconds, shares_of(bench)
     factor = 1.0
     for _ in range(100):
-        busy = factor * share / (1.0 + (factor - 1.0) * clocked)
-        factor = limit.factor(busy, 1.0 - busy)
+        busy, waits = (factor * each / (1.0 + (factor - 1.0) * clocked) for each in (share, waiting))
+        factor = limit.factor(busy, 1.0 - busy - waits)
     assert (0.5 < share < clocked < 0.95, factor > 1.02) == (True, True)
     wanted_s = rest_s * (1.0 + (factor - 1.0) * clocked)
     assert bench.run(case).latency_s == pytest.approx(wanted_s, rel=0.01)
@@ -559,9 +587,13 @@ def test_attention_over_a_cache_is_traffic() -> None:
         sequences=4, kv_tokens=4000, q_heads=32, kv_heads=8, head_dim=128, dtype="bf16"
     )
     memory = Floor(1e-6, 5e-6, 0.0)
-    assert clock_shares(paged, 1e-5, memory, lambda part: (0.0, memory)) == (0.0, 0.0)
+    assert clock_shares(paged, 1e-5, memory, lambda part: (0.0, memory)) == (0.0, 0.0, 0.0)
     product = ops.matmul("qkv", m=4, n=4096, k=4096, dtype="bf16")
-    assert clock_shares(product, 1e-5, memory, lambda part: (0.0, memory)) == (0.0, 0.5)
+    found = clock_shares(product, 1e-5, memory, lambda part: (0.0, memory))
+    assert found == pytest.approx((0.0, 0.5, 1.0 - 0.5 / MOVING))
+    # Linear attention multiplies while it moves little.
+    chunks = Op("linear_attention_decode", "attention", product.shape, "bf16", sum_of_parts)
+    assert clock_shares(chunks, 1e-5, memory, lambda part: (0.0, memory)) == (0.0, 0.5, 0.0)
 
 
 def test_of_formats_that_keep_their_time_what_is_beyond_the_floor_slows_down() -> None:
@@ -569,7 +601,7 @@ def test_of_formats_that_keep_their_time_what_is_beyond_the_floor_slows_down() -
     product = ops.matmul("qkv", m=200, n=4096, k=4096, dtype="fp8")
     for floor in (Floor(5e-6, 4.999e-6, 0.0), Floor(4.999e-6, 5e-6, 0.0)):
         found = clock_shares(product, 1e-5, floor, lambda part, floor=floor: (0.0, floor))
-        assert found == pytest.approx((0.0, 0.5))
+        assert found == pytest.approx((0.0, 0.5, 1.0 - 0.5 / MOVING))
 
 
 @pytest.mark.parametrize("rows", [True, False])
@@ -639,7 +671,7 @@ def test_the_limit_is_of_the_card_that_was_measured() -> None:
     assert limit_of(a_scenario(1.0, profile="none")) is None
 
 
-@pytest.mark.parametrize(("watts", "says"), [(600.0, ""), (300.0, "they would slow down too")])
+@pytest.mark.parametrize(("watts", "says"), [(650.0, ""), (300.0, "they would slow down too")])
 def test_a_cap_below_what_memory_takes_is_warned_of(watts: float, says: str) -> None:
     device = {"base": "h200-sxm", "change": {"board_power_w": watts}}
     warnings = assemble(parse_scenario(a_scenario(1.0, device=device), "here"), "here").warnings
@@ -649,7 +681,7 @@ def test_a_cap_below_what_memory_takes_is_warned_of(watts: float, says: str) -> 
 
 def test_a_cap_below_an_idle_card_is_refused() -> None:
     device = {"base": "h200-sxm", "change": {"board_power_w": 50.0}}
-    with pytest.raises(InputError, match=r"board_power_w: 50 W is no more than an idle card takes, 75\.1 W"):
+    with pytest.raises(InputError, match=r"board_power_w: 50 W is no more than an idle card takes, 97\.1 W"):
         assemble(parse_scenario(a_scenario(1.0, device=device), "here"), "here")
 
 
@@ -747,7 +779,7 @@ class Capped(Real):
 
     def cap_times(self, limit: PowerLimit, price: Pricer) -> float:
         assert limit.arithmetic > 1.0
-        assert price(ops.matmul("gate_up", m=2048, n=28_672, k=4096, dtype="bf16")).seconds > 0.0
+        assert price(cuda_power.PRODUCT).seconds > 0.0
         return 2.0
 
     def start(self, setup: Setup) -> Run:
@@ -796,14 +828,19 @@ def test_the_profile_has_the_constants_of_the_recorded_rows() -> None:
 
 
 def test_after_rest_a_card_keeps_its_clock_for_a_while() -> None:
-    """What was measured: 30 to 80 ms; the law says when, to 30 ms."""
+    """What was measured, the median of three beginnings: 51 ms after rest, 18 after products of few rows; the
+    law says when, to 10 ms."""
     rows = read_rows(MEASURED)
     limit = fit(rows)
-    for own in series_of(rows):
-        measured = next(row.at_s for row in own[1:] if row.times > 1.08)
-        ours = next(row.at_s for row, times in zip(own, beginning(limit, own), strict=True) if times > 1.08)
-        assert 0.02 < measured < 0.1
-        assert ours == pytest.approx(measured, abs=0.03)
+    for beside in ("rest", "memory"):
+        begun = [own for own in series_of(rows) if own[0].beside == beside]
+        measured = [next(row.at_s for row in own[1:] if row.times > 1.08) for own in begun]
+        ours = [
+            next(row.at_s for row, times in zip(own, beginning(limit, own), strict=True) if times > 1.08)
+            for own in begun
+        ]
+        assert 0.01 < min(measured) < max(measured) < 0.1
+        assert median(ours) == pytest.approx(median(measured), abs=0.01)
 
 
 def test_constants_of_limited_power_are_written_and_read(tmp_path: Path) -> None:
@@ -908,8 +945,8 @@ def test_a_wrong_cell_is_told(column: str, value: str, says: str, tmp_path: Path
 
 def test_times_of_recorded_rows_are_what_they_seem() -> None:
     rows = read_rows(MEASURED)
-    alone_ = [row.times for row in rows if row.kind == "steady" and row.share < 0.25]
-    assert median(alone_) == pytest.approx(1.0, abs=0.01)
+    alone_ = [row.times for row in rows if row.beside == "rest" and row.kind == "steady" and row.share < 0.5]
+    assert alone_ == pytest.approx([1.0] * len(alone_), abs=0.01)
     assert max(row.times for row in rows if row.kind == "steady") > 1.1
 
 

@@ -145,8 +145,8 @@ NO_ORIGIN = Origin()
 class BurstCost:
     """The work of a burst: pieces in order, whose prices come from `origin`. `launch_s`: host time of a
     launch; `since_s`: when its stream last began to work; `kernels`: kernels in a replay. `arithmetic_s`: the
-    seconds of arithmetic of a replay alone, `clocked_s`: those that the card's clock decides
-    (`power.clock_shares`), both without ops whose sizes grow."""
+    seconds of arithmetic of a replay alone, `clocked_s`: those that the card's clock decides, `waiting_s`:
+    those of waiting (`power.clock_shares`), all without ops whose sizes grow."""
 
     __slots__ = (
         "_around",
@@ -161,6 +161,7 @@ class BurstCost:
         "replays",
         "since_s",
         "total_s",
+        "waiting_s",
     )
 
     def __init__(
@@ -169,10 +170,12 @@ class BurstCost:
         origin: Origin = NO_ORIGIN,
         arithmetic_s: float = 0.0,
         clocked_s: float = 0.0,
+        waiting_s: float = 0.0,
     ) -> None:
         self.pieces = pieces
         self.arithmetic_s = arithmetic_s
         self.clocked_s = clocked_s
+        self.waiting_s = waiting_s
         # By how much each replay is longer under load; the last one counts for all that follow.
         self._longer_s: list[float] = []
         last = pieces[-1]
@@ -283,8 +286,16 @@ class BurstCost:
     @property
     def arithmetic_under_load_s(self) -> float:
         """The seconds of arithmetic of all replays, as long as they take under load."""
-        share = self.arithmetic_s / self.clocked_s if self.clocked_s > 0.0 else 0.0
-        return self.arithmetic_s * self.replays + share * self.longer_s
+        return self._under_load_s(self.arithmetic_s)
+
+    @property
+    def waiting_under_load_s(self) -> float:
+        """The seconds of waiting of all replays, as long as they take under load."""
+        return self._under_load_s(self.waiting_s)
+
+    def _under_load_s(self, alone_s: float) -> float:
+        share = alone_s / self.clocked_s if self.clocked_s > 0.0 else 0.0
+        return alone_s * self.replays + share * self.longer_s
 
     def truncate(self, replays: int) -> None:
         """Keeps only the first `replays` replays."""

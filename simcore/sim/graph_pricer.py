@@ -12,7 +12,7 @@ the interval: so runs of one study share all groups (`PricedGroups`), and the ca
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from operator import itemgetter
@@ -46,8 +46,11 @@ MOST_KNOWN = 1 << 15
 # 131,072 on, of a number of sequences that profiles hardly measure: between measured points prices bend.
 PROBED, OTHERS = 18, 37
 # Seconds at each end, floor, memory, arithmetic at the datasheet's rates; at each end the seconds that count
-# as arithmetic (power.py), and those that the clock decides; for each source its seconds at each end.
+# as arithmetic (power.py), those that the clock decides, and those of waiting; for each source its seconds at
+# each end.
 PricedEnds = tuple[tuple[float, ...], tuple[tuple[SourceKind, tuple[float, ...]], ...]]
+# Seconds of arithmetic, those that the clock decides, of waiting.
+UnderClock = tuple[float, float, float]
 Key = tuple[int, ...]
 # The name of the size that grows, and the values of all sizes, with 0 for the growing one.
 Along = tuple[str, Key]
@@ -185,7 +188,7 @@ class PricedGroups:
 
     def _cost(self, group: Group, sizes: Mapping[str, int]) -> PricedEnds:
         value_s = low_s = high_s = least_s = memory_s = compute_s = 0.0
-        arithmetic_s, clocked_s = [0.0, 0.0, 0.0], [0.0, 0.0, 0.0]
+        arithmetic_s, clocked_s, waiting_s = [0.0, 0.0, 0.0], [0.0, 0.0, 0.0], [0.0, 0.0, 0.0]
         shares: dict[SourceKind, list[float]] = {}
         for op, count in group.ops:
             here = op.at(sizes)
@@ -196,9 +199,10 @@ class PricedGroups:
             memory_s += count * floor.memory_s
             compute_s += count * floor.compute_s
             for i, seconds in enumerate((price.seconds, price.low_s, price.high_s)):
-                arithmetic, clocked = clock_shares(here, seconds, floor, self._of_part)
+                arithmetic, clocked, waiting = clock_shares(here, seconds, floor, self._of_part)
                 arithmetic_s[i] += arithmetic * taken[i]
                 clocked_s[i] += clocked * taken[i]
+                waiting_s[i] += waiting * taken[i]
             # An assumed price may be faster than the datasheet allows (law 6).
             if price.source != "assumed":
                 least_s += count * floor.seconds
@@ -206,8 +210,8 @@ class PricedGroups:
             for i in range(len(ENDS)):
                 known[i] += taken[i]
         by_source = tuple([(source, tuple(shares[source])) for source in SOURCES if source in shares])
-        numbers = (value_s, low_s, high_s, least_s, memory_s, compute_s, *arithmetic_s, *clocked_s)
-        return numbers, by_source
+        under_clock = (*arithmetic_s, *clocked_s, *waiting_s)
+        return (value_s, low_s, high_s, least_s, memory_s, compute_s, *under_clock), by_source
 
 
 def _at(priced: PricedEnds, number: int) -> Cost:
@@ -216,22 +220,24 @@ def _at(priced: PricedEnds, number: int) -> Cost:
     return (numbers[number], numbers[3], numbers[4], numbers[5])
 
 
-def _under_clock(priced: PricedEnds, number: int) -> tuple[float, float]:
-    """The seconds of a group that count as arithmetic, at end number `number` of ENDS, and those that the
-    clock decides."""
-    numbers = priced[0]
-    return numbers[6 + number], numbers[9 + number]
+def _under_clock(priced: Sequence[PricedEnds], number: int) -> UnderClock:
+    """The seconds of groups that count as arithmetic, at end number `number` of ENDS, those that the clock
+    decides, and those of waiting."""
+    arithmetic_s = clocked_s = waiting_s = 0.0
+    for numbers, _ in priced:
+        arithmetic_s, clocked_s = arithmetic_s + numbers[6 + number], clocked_s + numbers[9 + number]
+        waiting_s += numbers[12 + number]
+    return arithmetic_s, clocked_s, waiting_s
 
 
 @dataclass(slots=True, eq=False)
 class _Priced:
     """A graph priced at the sizes that do not grow: its fixed groups cost `cost`, its growing groups
-    `curves`. `line`: if there is one curve, the stretch used last, plus `cost`. `arithmetic_s`, `clocked_s`:
-    see `bursts.BurstCost`."""
+    `curves`. `line`: if there is one curve, the stretch used last, plus `cost`. `under_clock`: see
+    `bursts.BurstCost`."""
 
     cost: Cost
-    arithmetic_s: float
-    clocked_s: float
+    under_clock: UnderClock
     curves: list[tuple[Curve, str, SourceKind]]
     origin: Origin
     line: Straight
@@ -333,7 +339,7 @@ class GraphPricer:
                 plan.known.clear()
             priced = plan.known[fixed] = self._priced(plan, sizes)
         pieces = priced.pieces(sizes, advance, replays)
-        return BurstCost(pieces, priced.origin, priced.arithmetic_s, priced.clocked_s)
+        return BurstCost(pieces, priced.origin, *priced.under_clock)
 
     def _plan(self, graph: Graph, advance: Mapping[str, int]) -> _Plan:
         groups = self._groups.of(graph)
@@ -346,15 +352,13 @@ class GraphPricer:
         return _Plan(graph, stays, [(group, names[0]) for group, names in grows], key, together)
 
     def _priced(self, plan: _Plan, sizes: Mapping[str, int]) -> _Priced:
-        seconds = least_s = memory_s = compute_s = arithmetic_s = clocked_s = 0.0
+        seconds = least_s = memory_s = compute_s = 0.0
         shares: dict[SourceKind, float] = {}
-        for group in plan.stays:
-            priced = self._fixed(group, sizes)
+        stays = [self._fixed(group, sizes) for group in plan.stays]
+        for priced in stays:
             cost, parts = _at(priced, self._number), self._shares(priced)
             seconds, least_s = seconds + cost[0], least_s + cost[1]
             memory_s, compute_s = memory_s + cost[2], compute_s + cost[3]
-            of_arithmetic_s, of_clock_s = _under_clock(priced, self._number)
-            arithmetic_s, clocked_s = arithmetic_s + of_arithmetic_s, clocked_s + of_clock_s
             for source, of_source_s in parts:
                 shares[source] = shares.get(source, 0.0) + of_source_s
         curves = [
@@ -363,7 +367,7 @@ class GraphPricer:
         ]
         origin = Origin(tuple(shares.items()), curves[0][2] if curves else None)
         cost = (seconds, least_s, memory_s, compute_s)
-        return _Priced(cost, arithmetic_s, clocked_s, curves, origin, NOWHERE)
+        return _Priced(cost, _under_clock(stays, self._number), curves, origin, NOWHERE)
 
     def _one_by_one(
         self, plan: _Plan, sizes: Mapping[str, int], advance: Mapping[str, int], replays: int
@@ -371,7 +375,7 @@ class GraphPricer:
         """The work of a burst priced replay by replay: several sizes of one group grow at once, and its price
         may not be linear in them."""
         pieces, before_s, now = [], 0.0, dict(sizes)
-        clock = [_under_clock(self._fixed(group, now), self._number) for group in plan.stays]
+        under_clock = _under_clock([self._fixed(group, now) for group in plan.stays], self._number)
         for replay in range(replays):
             costs = [
                 _at(self._fixed(group, now), self._number)
@@ -387,8 +391,7 @@ class GraphPricer:
             before_s += cost[0]
             now = {name: size + advance.get(name, 0) for name, size in now.items()}
         group, name = plan.grows[0]
-        arithmetic_s, clocked_s = sum([each[0] for each in clock]), sum([each[1] for each in clock])
-        return BurstCost(pieces, Origin((), self._source(group, name, sizes)), arithmetic_s, clocked_s)
+        return BurstCost(pieces, Origin((), self._source(group, name, sizes)), *under_clock)
 
     def _fixed(self, group: Group, sizes: Mapping[str, int]) -> PricedEnds:
         return self._groups.cost(group, tuple([sizes[name] for name in group.reads]))

@@ -29,13 +29,13 @@ import numpy as np
 from simcore.sim.bursts import Straight
 from simcore.sim.graph_pricer import ENDS, MOST_KNOWN, SOURCES, Key, Known, Place, PricedEnds
 
-FORMAT = 4
+FORMAT = 5
 OFF = "none"
 # The least recently used files beyond this number are deleted; a model on a device takes some megabytes.
 MOST_FILES = 64
 ROOT = Path(__file__).resolve().parents[1]
 # The count of numbers in a cost, in a stretch (`graph_pricer.straight`), and in a place without its sizes.
-COST, STRETCH, PLACE = 12, 10, 5
+COST, STRETCH, PLACE = 15, 10, 5
 # What a broken archive raises besides; the second one of features that it seems to have.
 UNREADABLE = (zipfile.BadZipFile, NotImplementedError)
 ENDING = ".npz"

@@ -5,23 +5,27 @@
     factor  =  max(1, (a A / (1 - b B - (1 - a - b) I))^(1/3))
 
 A, B and I are the powers of arithmetic at the full clock, of other work and of an idle card, in shares of the
-power cap. A is of products that reach the share BUSY of peak; what multiplies less in its time takes less
-power. So an op that arithmetic bounds counts as arithmetic for its own share of peak over BUSY, and for the
-rest of its time as other work. A card over its cap throttles its clock. Dynamic power grows with the third
-power of the clock, for the voltage follows it; so arithmetic slows down by the cube root of its power over
-what the other ops leave.
+power cap. A is of products that reach the share BUSY of peak arithmetic, B of products that reach the share
+MOVING of the memory's peak; what does less in its time takes less power. So an op that arithmetic bounds
+counts as arithmetic for its own share of the peak over BUSY, and for the rest of its time as other work. Any
+other op counts as other work for its own share of the memory's peak over MOVING, and for the rest of its time
+as waiting, which takes the power of an idle card. A card over its cap throttles its clock. Dynamic power
+grows with the third power of the clock, for the voltage follows it; so arithmetic slows down by the cube root
+of its power over what the other ops leave.
 Of other ops, what they take beyond their traffic at the memory's full rate is slowed down as much (starts,
 waits, sums), and the traffic is not: the memory has a clock of its own. Attention over a cache is all traffic
-here: what it takes beyond that was not measured by the clock. Shares are at most 1 in all: what several
-streams do at once beyond that costs no power here.
+here: what it takes beyond that was not measured by the clock. Neither it nor linear attention waits: both
+multiply meanwhile. Shares are at most 1 in all: what several streams do at once beyond that costs no power
+here.
 
 Inside a launch of T seconds, a and b move from the past's to its own. Their means over the launch count:
 
     a  =  x + (a before - x) over_s / T (1 - exp(-T / over_s))         x = its own share of arithmetic
 
 The constants are fitted to how much longer products take beside other work
-(`simcore.validate.calibration.cuda_power`); power itself is not measured. BUSY is of an H200, whose profile
-is the one with the law; that power goes with the rate was seen in services, not in products of several rates.
+(`simcore.validate.calibration.cuda_power`); power itself is not measured. BUSY and MOVING are of an H200,
+whose profile is the one with the law; that power goes with the rates was seen in services, not in products of
+several rates.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -35,6 +39,8 @@ EXPONENT = 3.0
 # Share of peak of the products that A is measured of: gate and up of 2,048 rows (`validate.calibration.
 # cuda_power`), 618 us of an H200 at rest.
 BUSY = 0.787
+# The same of traffic, of the products beside them that B is measured of: 32 rows, 58.3 us.
+MOVING = 0.845
 # Formats whose products slow down. fp8 products do too, but public engines in fp8 sustain more than that
 # leaves (docs/measurements/real_machines.md).
 FORMATS = frozenset({"bf16", "fp16"})
@@ -43,46 +49,55 @@ LEAST = 0.05
 # Replays of a burst with arithmetic until their times have settled: later ones take as long as the last.
 MOST_REPLAYS, SETTLED = 256, 1e-9
 OVER_A_CACHE = frozenset({"decode_attention", "paged_attention", "speculative_attention"})
+LINEAR = "linear_attention"
 
-# Seconds of a replay alone: of arithmetic, those that the clock decides, and all.
-Alone = tuple[float, float, float]
-# When a launch that still runs began, and its seconds of arithmetic so far.
-Begun = tuple[float, float]
+# Seconds of a replay alone: of arithmetic, those that the clock decides, of waiting, and all.
+Alone = tuple[float, float, float, float]
+# When a launch that still runs began, and its seconds of arithmetic and of waiting so far.
+Begun = tuple[float, float, float]
+# Shares of the time of an op: arithmetic, what the clock decides, waiting.
+Shares = tuple[float, float, float]
 
 
 def clock_shares(
     op: Op, seconds: float, floor: Floor, of_part: Callable[[Op], tuple[float, Floor]]
-) -> tuple[float, float]:
-    """The share of an op's time that counts as arithmetic, and the share that the clock of the card decides:
-    all where arithmetic bounds it, else the time beyond its floor. Of a fused op that crosses no link by its
-    parts, which are of one format. `of_part`: the seconds of a part, and its floor.
+) -> Shares:
+    """The share of an op's time that counts as arithmetic, the share that the clock of the card decides, all
+    where arithmetic bounds it, else the time beyond its floor, and the share that counts as waiting. Of a
+    fused op that crosses no link by its parts, which are of one format. `of_part`: the seconds of a part, and
+    its floor.
 
     >>> from simcore.ops.op import norm
     >>> op = norm("norm", tokens=1, hidden=8, dtype="bf16")
-    >>> clock_shares(op, 4e-6, Floor(0.0, 3e-6, 0.0), lambda part: (0.0, Floor(0.0, 0.0, 0.0)))
-    (0.0, 0.25)
+    >>> floor = Floor(0.0, 0.845 * 2e-6, 0.0)
+    >>> [round(share, 4) for share in clock_shares(op, 4e-6, floor, lambda part: (0.0, floor))]
+    [0.0, 0.5775, 0.5]
     """
     if op.axis or not op.parts or op.dtype not in FORMATS:
         return _own_shares(op, seconds, floor)
-    whole_s = bound_s = clocked_s = 0.0
-    known: dict[int, tuple[float, float, float]] = {}
+    whole_s = arithmetic_s = clocked_s = waiting_s = 0.0
+    known: dict[int, tuple[float, Shares]] = {}
     for part in op.parts:
         if id(part) not in known:
             part_s, least = of_part(part)
-            arithmetic, clocked = _own_shares(part, part_s, least)
-            known[id(part)] = part_s, arithmetic * part_s, clocked * part_s
-        part_s, arithmetic_s, by_clock_s = known[id(part)]
-        whole_s, bound_s, clocked_s = whole_s + part_s, bound_s + arithmetic_s, clocked_s + by_clock_s
-    return (bound_s / whole_s, clocked_s / whole_s) if whole_s > 0.0 else (0.0, 0.0)
+            known[id(part)] = part_s, _own_shares(part, part_s, least)
+        part_s, shares = known[id(part)]
+        whole_s, arithmetic_s = whole_s + part_s, arithmetic_s + shares[0] * part_s
+        clocked_s, waiting_s = clocked_s + shares[1] * part_s, waiting_s + shares[2] * part_s
+    if whole_s <= 0.0:
+        return 0.0, 0.0, 0.0
+    return arithmetic_s / whole_s, clocked_s / whole_s, waiting_s / whole_s
 
 
-def _own_shares(op: Op, seconds: float, floor: Floor) -> tuple[float, float]:
+def _own_shares(op: Op, seconds: float, floor: Floor) -> Shares:
     """`clock_shares` of an op as a whole; what crosses a link has no more than its arithmetic."""
     if floor.compute_s > floor.memory_s and op.dtype in FORMATS:
-        return min(1.0, floor.compute_s / (BUSY * seconds)) if seconds > 0.0 else 0.0, 1.0
+        return min(1.0, floor.compute_s / (BUSY * seconds)) if seconds > 0.0 else 0.0, 1.0, 0.0
     if op.axis or op.parts or op.kind in OVER_A_CACHE or seconds <= 0.0:
-        return 0.0, 0.0
-    return 0.0, max(0.0, 1.0 - floor.seconds / seconds)
+        return 0.0, 0.0, 0.0
+    moving = floor.seconds / seconds
+    waiting = 0.0 if op.kind.startswith(LINEAR) else max(0.0, 1.0 - moving / MOVING)
+    return 0.0, max(0.0, 1.0 - moving), waiting
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,33 +149,30 @@ class Load:
         over_s, limit = self._limit.over_s, self._limit
         arithmetic, others = self._shares(at_s, running)
         found: list[float] = []
-        for arithmetic_s, clocked_s, total_s in parts:
+        for arithmetic_s, clocked_s, waiting_s, total_s in parts:
             if total_s <= 0.0:
                 found.append(1.0)
                 continue
-            own = min(1.0, arithmetic_s / total_s)
+            own, other = _shares_of(arithmetic_s, waiting_s, total_s)
             weight = over_s / total_s * (1.0 - exp(-total_s / over_s))
-            factor = limit.factor(
-                own + (arithmetic - own) * weight, 1.0 - own + (others - 1.0 + own) * weight
-            )
+            factor = limit.factor(own + (arithmetic - own) * weight, other + (others - other) * weight)
             found.append(factor)
             if arithmetic_s <= 0.0 and factor == 1.0 and limit.others <= 1.0:
                 # It only gets cooler.
                 break
             took_s = total_s + (factor - 1.0) * clocked_s
-            own = min(1.0, factor * arithmetic_s / took_s)
+            own, other = _shares_of(factor * arithmetic_s, factor * waiting_s, took_s)
             fades = exp(-took_s / over_s)
             before = arithmetic
-            arithmetic = own + (arithmetic - own) * fades
-            others = 1.0 - own + (others - 1.0 + own) * fades
+            arithmetic, others = own + (arithmetic - own) * fades, other + (others - other) * fades
             if (len(found) >= MOST_REPLAYS and arithmetic_s > 0.0) or abs(arithmetic - before) < SETTLED:
                 break
         return found
 
-    def add(self, arithmetic_s: float, begun_s: float, end_s: float) -> None:
-        """Adds a launch that has ended. `arithmetic_s`: its seconds of arithmetic under load."""
+    def add(self, arithmetic_s: float, waiting_s: float, begun_s: float, end_s: float) -> None:
+        """Adds a launch that has ended, by its seconds of arithmetic and of waiting under load."""
         if end_s > begun_s:
-            self._arithmetic, self._others = self._shares(end_s, ((begun_s, arithmetic_s),))
+            self._arithmetic, self._others = self._shares(end_s, ((begun_s, arithmetic_s, waiting_s),))
             self._at_s = max(self._at_s, end_s)
 
     def _shares(self, at_s: float, running: Sequence[Begun]) -> tuple[float, float]:
@@ -169,9 +181,16 @@ class Load:
         over_s = self._limit.over_s
         fades = exp(-max(0.0, at_s - self._at_s) / over_s)
         arithmetic, others = self._arithmetic * fades, self._others * fades
-        for begun_s, arithmetic_s in running:
+        for begun_s, arithmetic_s, waiting_s in running:
             took_s = at_s - begun_s
             if took_s > 0.0:
-                own, weight = min(1.0, arithmetic_s / took_s), 1.0 - exp(-took_s / over_s)
-                arithmetic, others = arithmetic + own * weight, others + (1.0 - own) * weight
+                own, other = _shares_of(arithmetic_s, waiting_s, took_s)
+                weight = 1.0 - exp(-took_s / over_s)
+                arithmetic, others = arithmetic + own * weight, others + other * weight
         return min(1.0, arithmetic), min(1.0, others)
+
+
+def _shares_of(arithmetic_s: float, waiting_s: float, seconds: float) -> tuple[float, float]:
+    """The shares of arithmetic and of other work in a launch of so many seconds."""
+    arithmetic = min(1.0, arithmetic_s / seconds)
+    return arithmetic, max(0.0, 1.0 - arithmetic - waiting_s / seconds)

@@ -144,6 +144,11 @@ class RowLaunch:
         """Seconds of arithmetic in its work."""
         return 0.0 if self.work is None else self.work.arithmetic_under_load_s
 
+    @property
+    def waiting_s(self) -> float:
+        """Seconds of waiting in its work."""
+        return 0.0 if self.work is None else self.work.waiting_under_load_s
+
     def record_progress(self, now_s: float, *, once: bool = False) -> None:
         """Does nothing: a row does not say when the rate changed."""
 

@@ -15,14 +15,15 @@ from itertools import accumulate
 from simcore.machine.trace import PricedOp
 from simcore.ops.op import Floor, Graph, Op, Pricer, Publication, Roofline
 from simcore.sim.contention import Demand
-from simcore.sim.power import clock_shares
+from simcore.sim.power import Shares, clock_shares
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Segment:
     """Local ops, or one collective. `publications`: each with the seconds of work after which it leaves;
-    `arithmetic_s`: its seconds of arithmetic; `clocked_s`: those that the card's clock decides
-    (`power.clock_shares`); `clocked`: their share of each op that has some, by the op's id."""
+    `arithmetic_s`: its seconds of arithmetic; `clocked_s`: those that the card's clock decides; `waiting_s`:
+    those of waiting (`power.clock_shares`); `clocked`: the second's share of each op that has some, by its
+    id."""
 
     ops: tuple[PricedOp, ...]
     seconds: float
@@ -32,6 +33,7 @@ class Segment:
     arithmetic_s: float = 0.0
     clocked_s: float = 0.0
     clocked: Mapping[int, float] = field(default_factory=dict)
+    waiting_s: float = 0.0
 
 
 def slower(segment: Segment, factor: float) -> Segment:
@@ -58,7 +60,7 @@ def slower(segment: Segment, factor: float) -> Segment:
     return Segment(
         ops, after[-1], demand, segment.collective,
         tuple([(_moved(at_s, before, after), each) for at_s, each in segment.publications]),
-        factor * segment.arithmetic_s, factor * segment.clocked_s, clocked,
+        factor * segment.arithmetic_s, factor * segment.clocked_s, clocked, factor * segment.waiting_s,
     )  # fmt: skip
 
 
@@ -71,9 +73,8 @@ def _moved(at_s: float, before: list[float], after: list[float]) -> float:
     return after[op] + inside * (after[op + 1] - after[op])
 
 
-# An op at its sizes with its price, its floor, whether it is a collective, and its shares of arithmetic and
-# of what the clock decides.
-Bound = tuple[PricedOp, Floor, bool, float, float]
+# An op at its sizes with its price, its floor, whether it is a collective, and its shares under the clock.
+Bound = tuple[PricedOp, Floor, bool, Shares]
 
 
 class Cuts:
@@ -144,7 +145,7 @@ class Cuts:
             return priced.price.seconds, least
 
         shares = clock_shares(bare, cost.seconds, floor, of_part)
-        return PricedOp(op, cost, floor.seconds), floor, op.ranks > 1, *shares
+        return PricedOp(op, cost, floor.seconds), floor, op.ranks > 1, shares
 
     def _cut(self, graph: Graph, sizes: Mapping[str, int]) -> Iterator[Segment]:
         early: dict[int, list[Publication]] = defaultdict(list)
@@ -188,7 +189,8 @@ def _local(bound: list[Bound], leaving: list[tuple[float, Publication]]) -> Segm
     compute = sum([floor.compute_s for _, floor, *_ in bound]) / seconds
     kernels_per_s = sum([priced.op.kernels for priced in ops]) / seconds
     demand = Demand(min(1.0, memory), min(1.0, compute), kernels_per_s=kernels_per_s)
-    arithmetic_s = sum([share * priced.price.seconds for priced, _, _, share, _ in bound])
-    clocked_s = sum([share * priced.price.seconds for priced, *_, share in bound])
-    shares = {id(priced): share for priced, *_, share in bound if share > 0.0}
-    return Segment(ops, seconds, demand, False, tuple(leaving), arithmetic_s, clocked_s, shares)
+    arithmetic_s, clocked_s, waiting_s = (
+        sum([shares[i] * priced.price.seconds for priced, *_, shares in bound]) for i in range(3)
+    )
+    clocked = {id(priced): shares[1] for priced, *_, shares in bound if shares[1] > 0.0}
+    return Segment(ops, seconds, demand, False, tuple(leaving), arithmetic_s, clocked_s, clocked, waiting_s)

@@ -105,6 +105,10 @@ class Execution(Protocol):
         """Seconds of arithmetic in its work (power.py)."""
 
     @property
+    def waiting_s(self) -> float:
+        """Seconds of waiting in its work (power.py)."""
+
+    @property
     def work(self) -> Any:
         """Its replays (`Replays`)."""
 
@@ -143,6 +147,8 @@ class Piece:
         "publish",
         "rate",
         "records_progress",
+        "waiting_s",
+        "waiting_s",
         "work",
         "work_s",
     )  # fmt: skip
@@ -160,7 +166,8 @@ class Piece:
         self.publish = publish
         self.publications = publications
         self.last = last
-        self.at_s = self.work_s = self.next_s = self.begun_s = self.arithmetic_s = 0.0
+        self.at_s = self.work_s = self.next_s = self.begun_s = 0.0
+        self.arithmetic_s = self.waiting_s = 0.0
         self.rate = 1.0
         self.demand = IDLE
         self.progress: list[tuple[float, float]] = []

@@ -59,11 +59,17 @@ WAITS_FOR_RANKS = "{0.kind} {0.name}: {1} of {2} ranks are there"
 
 def _each_alone(work: BurstCost) -> Iterable[Alone]:
     """The replays of a burst as the power of a card counts them."""
-    arithmetic_s, clocked_s = work.arithmetic_s, work.clocked_s
+    arithmetic_s, clocked_s, waiting_s = work.arithmetic_s, work.clocked_s, work.waiting_s
     if work.replays == 1:
-        return [(arithmetic_s, clocked_s, work.total_s)]
+        return [(arithmetic_s, clocked_s, waiting_s, work.total_s)]
     ends = itertools.chain((0.0,), map(work.end_s, range(work.replays)))
-    return ((arithmetic_s, clocked_s, end_s - begin_s) for begin_s, end_s in itertools.pairwise(ends))
+    steps = itertools.pairwise(ends)
+    return ((arithmetic_s, clocked_s, waiting_s, end_s - begin_s) for begin_s, end_s in steps)
+
+
+def _under_load_s(replays: Sequence[Segment]) -> tuple[float, float]:
+    """The seconds of arithmetic and of waiting of segments."""
+    return sum([each.arithmetic_s for each in replays]), sum([each.waiting_s for each in replays])
 
 
 def no_device_sizes(graph: Graph) -> frozenset[str]:
@@ -494,13 +500,14 @@ class Simulation:
         return work
 
     def _under_way(self, rank: int) -> list[Begun]:
-        """The launches that run on a device, with their seconds of arithmetic until now."""
+        """The launches that run on a device, with their seconds of arithmetic and of waiting until now."""
         now_s, found = self.env.now, []
         for piece in self._devices[rank].running:
             whole_s = piece.work.total_s
             if piece.begun_s < now_s and whole_s > 0.0:
                 done_s = piece.work_s + (now_s - piece.at_s) * piece.rate
-                found.append((piece.begun_s, min(1.0, done_s / whole_s) * piece.arithmetic_s))
+                done = min(1.0, done_s / whole_s)
+                found.append((piece.begun_s, done * piece.arithmetic_s, done * piece.waiting_s))
         return found
 
     def _begin_at_once(self, stream: _Stream, launch: RowLaunch) -> None:
@@ -585,7 +592,7 @@ class Simulation:
         self._add_to_sources(work)
         load = self._loads[launch.rank]
         if load is not None:
-            load.add(work.arithmetic_under_load_s, launch.begun_s, end_s)
+            load.add(work.arithmetic_under_load_s, work.waiting_under_load_s, launch.begun_s, end_s)
         launch.ran = work.replays
         launch.end = launch.lane.free = Cause(None, end_s)
 
@@ -684,7 +691,7 @@ class Simulation:
             deque(replays[0].publications),
             partial(self.env.succeed_and_run, done),
         )
-        piece.begun_s, piece.arithmetic_s = start_s, sum([segment.arithmetic_s for segment in replays])
+        piece.begun_s, (piece.arithmetic_s, piece.waiting_s) = start_s, _under_load_s(replays)
         launch.piece = piece
         self._start(launch.rank, piece)
         yield done
@@ -707,7 +714,7 @@ class Simulation:
         running = self._under_way(rank)
         if load.is_cool(self.env.now, running) and not any(segment.arithmetic_s for segment in replays):
             return replays
-        parts = [(segment.arithmetic_s, segment.clocked_s, segment.seconds) for segment in replays]
+        parts = [(one.arithmetic_s, one.clocked_s, one.waiting_s, one.seconds) for one in replays]
         factors = load.factors(parts, self.env.now, running)
         if max(factors) == 1.0:
             return replays
@@ -718,7 +725,7 @@ class Simulation:
         """Adds segments that have ended now to the load of their device."""
         load = self._loads[rank]
         if load is not None:
-            load.add(sum([segment.arithmetic_s for segment in replays]), begun_s, self.env.now)
+            load.add(*_under_load_s(replays), begun_s, self.env.now)
 
     def _alone(self, rank: int, work_s: float) -> bool:
         """Advances the clock by `work_s` if the device is idle and nothing can happen before that work is

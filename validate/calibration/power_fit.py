@@ -110,10 +110,10 @@ class _Card:
         """Runs a launch of these seconds alone, of which `arithmetic` is bound by it; returns how many times
         as long it takes."""
         arithmetic_s = arithmetic * seconds
-        (longer,) = self._load.factors([(arithmetic_s, arithmetic_s, seconds)], self.now_s)
+        (longer,) = self._load.factors([(arithmetic_s, arithmetic_s, 0.0, seconds)], self.now_s)
         took_s, begun_s = seconds + (longer - 1.0) * arithmetic_s, self.now_s
         self.now_s += took_s
-        self._load.add(longer * arithmetic_s, begun_s, self.now_s)
+        self._load.add(longer * arithmetic_s, 0.0, begun_s, self.now_s)
         return took_s / seconds
 
     def other(self, seconds: float, beside: Beside) -> None:
