@@ -17,9 +17,9 @@ from simcore.validate.program import write_csv
 
 SCENARIO, OPTION, BETWEEN, DURATION = "h200/serving", "--set", "; ", "duration_s"
 METRICS = tuple(f"{name}_{of}_s" for of in ("mean", "p50", "p95", "p99") for name in ("ttft", "tpot", "e2e"))
-CAP = "cap_times"
+CAP, DATE = "cap_times", "date_utc"
 COLUMNS = (
-    "set", "rate_per_s", "metric", "measured", "cache_state", "host", "device", "torch", "triton", "date_utc",
+    "set", "rate_per_s", "metric", "measured", "cache_state", "host", "device", "torch", "triton", DATE,
     CAP,
 )  # fmt: skip
 
@@ -34,7 +34,7 @@ def rows_of(folder: Path, cap_times: float | None = None) -> list[dict[str, Any]
         birth = {
             "cache_state": born["cache"].partition(";")[0].replace("the run itself", "the run"),
             "host": born["host"], "device": born["card"],
-            "torch": born["torch"], "triton": born["triton"], "date_utc": born["date"],
+            "torch": born["torch"], "triton": born["triton"], DATE: born["date"],
             CAP: "" if cap_times is None else f"{cap_times:.6g}",
         }  # fmt: skip
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -67,10 +67,9 @@ def add(folders: list[Path], file: Path, cap_times: float | None = None) -> None
         kept = [dict(zip(head, line, strict=True)) for line in lines]
     for folder in folders:
         found = rows_of(folder, cap_times)
-        for column in (CAP, "date_utc"):
-            again = {(row["set"], row[column]) for row in kept} & {(row["set"], row[column]) for row in found}
-            if again:
-                sets = ", ".join(given for given, _ in again)
-                raise InputError(f"--add {folder}: {file} has loads of this set already: {sets}")
+        again = {(row["set"], row[DATE]) for row in kept} & {(row["set"], row[DATE]) for row in found}
+        if again:
+            sets = ", ".join(given for given, _ in again)
+            raise InputError(f"--add {folder}: {file} has loads of this set already: {sets}")
         kept += found
     write_csv(kept, file)

@@ -28,7 +28,7 @@ from simcore.input.shipped import found as shipped
 from simcore.scenario import load_scenario
 from simcore.studies.common import ServingAxes, of_whole_runs
 from simcore.validate import cells
-from simcore.validate.accuracy.recorded_loads import CAP, add
+from simcore.validate.accuracy.recorded_loads import CAP, DATE, add
 from simcore.validate.cells import FIRST_LINE, positive
 from simcore.validate.program import markdown, run
 
@@ -39,25 +39,26 @@ MEDIAN_PCT, WORST_PCT, DURATION_PCT = 5.0, 12.0, 3.0
 BROKEN = 1
 # How many times lower a card's power cap may be than that of the profile's card.
 CAPS = 0.5, 2.0
-# What a run was given, and how many times lower its card's cap was.
-OfRun = tuple[str, float | None]
+# What a run was given, how many times lower its card's cap was, and its date.
+OfRun = tuple[str, float | None, str]
 
 
 @dataclass(frozen=True, slots=True)
 class Latency:
     """One measured latency, or the duration, of a load, in seconds. `set`: KEY=VALUE with "; " between;
-    `cap_times`: how many times lower the card's power cap was, None if not measured."""
+    `cap_times`: how many times lower the card's power cap was, None if not measured; `date_utc`: of its run."""
 
     set: str
     rate_per_s: float
     metric: str
     measured_s: float
     cap_times: float | None = None
+    date_utc: str = ""
 
     @property
     def of_run(self) -> OfRun:
-        """What its run was given, and on which card."""
-        return self.set, self.cap_times
+        """What its run was given, on which card, and when."""
+        return self.set, self.cap_times, self.date_utc
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +81,7 @@ def read_latencies(path: Path) -> list[Latency]:
     for where, line in cells.lines(path, NEEDED):
         rate, seconds = (positive(where, line, name) for name in ("rate_per_s", "measured"))
         cap_times = _cap(f"{where}: {CAP}", positive(where, line, CAP)) if line.get(CAP) else None
-        found.append(Latency(line["set"], rate, line["metric"], seconds, cap_times))
+        found.append(Latency(line["set"], rate, line["metric"], seconds, cap_times, line.get(DATE) or ""))
     if not found:
         raise InputError(f"{path}: has no row")
     lines_of: dict[tuple[OfRun, float, str], int] = {}
@@ -111,7 +112,7 @@ def _assembled(settings: Sequence[str], cap_times: float = 1.0) -> Parts:
 def predicted(rows: Sequence[Latency], profile: str) -> Iterator[Judged]:
     """Yields the rows with their predictions: all loads of one `set` in one run. Raises InputError if a
     setting is no scenario's, or a load or a metric is not in its results."""
-    for (given, cap_times), own in groupby(rows, key=lambda row: row.of_run):
+    for (given, cap_times, _), own in groupby(rows, key=lambda row: row.of_run):
         try:
             parts = _assembled([*given.split(BETWEEN), f"profile={profile}"], cap_times or 1.0)
             results = of_whole_runs(parts.study.run(lambda *_: None).rows)
@@ -133,7 +134,7 @@ def predicted(rows: Sequence[Latency], profile: str) -> Iterator[Judged]:
 
 def lines(found: Sequence[Judged]) -> Iterator[str]:
     """Yields the printed tables: one for each run, with a row for each load."""
-    for (given, cap_times), of_run in groupby(found, key=lambda one: one.latency.of_run):
+    for (given, cap_times, _), of_run in groupby(found, key=lambda one: one.latency.of_run):
         table = [("requests/s", "latencies", "median", "worst", "which", "duration")]
         for rate, each in groupby(of_run, key=lambda one: one.latency.rate_per_s):
             own = list(each)
@@ -169,7 +170,7 @@ def over(found: Sequence[Judged]) -> Iterator[str]:
         if bad:
             worst = max(bad, key=lambda one: abs(one.pct))
             metric = worst.latency.metric.removesuffix("_s")
-            given, cap_times = run_of
+            given, cap_times, _ = run_of
             yield f"{rate:.4g} requests/s, {metric} {worst.pct:+.1f} %: {given}{_on(cap_times)}"
 
 
