@@ -6,10 +6,12 @@ import math
 import shutil
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from random import Random
 from statistics import median
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -772,6 +774,49 @@ def test_the_cap_of_a_card_is_found_beside_that_of_another(times: float) -> None
     # Of fp8, whose products do not slow down in the simulator, no row counts.
     fp8 = [replace(row, dtype="fp8", times=2.0) for row in rows]
     assert cap_times(LIMIT, [*rows, *fp8]) == pytest.approx(times, rel=1e-3)
+
+
+class Swinging:
+    """A card whose products take 1.1 times their time for 0.7 s, then 1.4 times for 0.3 s, and so on."""
+
+    alone_s = {"bf16": 6e-4, "memory": 6e-5}  # noqa: RUF012
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def graph(self, name: str, count: int) -> SimpleNamespace:
+        return SimpleNamespace(replay=partial(self._run, name, count))
+
+    def _run(self, name: str, count: int) -> None:
+        for _ in range(count):
+            times = (1.1 if self.now_s % 1.0 < 0.7 else 1.4) if name == "bf16" else 1.0
+            self.now_s += times * self.alone_s[name]
+
+    def event(self) -> SimpleNamespace:
+        mark = SimpleNamespace(at_s=0.0, synchronize=lambda: None)
+        mark.record = lambda: setattr(mark, "at_s", self.now_s)
+        mark.elapsed_time = lambda later: 1e3 * (later.at_s - mark.at_s)
+        return mark
+
+
+@pytest.mark.parametrize(("share", "beside"), [(1.0, "memory"), (0.5, "memory"), (0.3, "rest")])
+def test_of_a_clock_that_swings_the_mean_counts(
+    share: float, beside: Beside, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1.19 of the time at rest; most products take 1.1."""
+    card: Any = Swinging()
+
+    def sleep(seconds: float) -> None:
+        card.now_s += seconds
+
+    monkeypatch.setattr(cuda_power, "event", card.event)
+    monkeypatch.setattr(cuda_power.time, "sleep", sleep)
+    monkeypatch.setattr(cuda_power.torch.cuda, "synchronize", lambda: None)
+    row = cuda_power.steady(card, "bf16", share, 0.04, beside)
+    assert row.times == pytest.approx(0.7 * 1.1 + 0.3 * 1.4, rel=0.01)
+    taken_s = row.times * round(share * 0.04 / 6e-4) * 6e-4
+    assert row.period_s == pytest.approx(taken_s + (1.0 - share) * 0.04, rel=0.02)
+    assert row.share == pytest.approx(taken_s / row.period_s, rel=1e-6)
 
 
 class Capped(Real):

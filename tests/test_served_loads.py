@@ -156,9 +156,9 @@ OVER = {
 
 @thorough
 def test_recorded_loads_are_predicted() -> None:
-    """50 loads on H200s: the bars of the median and of durations are kept. That of the worst latency is missed
-    near saturation, mostly on cards whose power cap was not measured: they differ by some percent either
-    way."""
+    """50 loads on H200s: the bars of the median and of durations are kept. That of the worst latency is
+    missed, mostly near saturation and on cards whose power cap was not measured: they differ by some percent
+    either way."""
     assert ran().exit_code == 1
     found = list(predicted(read_latencies(served_loads.MEASURED), "local"))
     assert len(found) == 50 * 13

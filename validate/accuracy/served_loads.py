@@ -46,7 +46,8 @@ OfRun = tuple[str, float | None, str]
 @dataclass(frozen=True, slots=True)
 class Latency:
     """One measured latency, or the duration, of a load, in seconds. `set`: KEY=VALUE with "; " between;
-    `cap_times`: how many times lower the card's power cap was, None if not measured; `date_utc`: of its run."""
+    `cap_times`: how many times lower the card's power cap was, None if not measured; `date_utc`: of its
+    run."""
 
     set: str
     rate_per_s: float
