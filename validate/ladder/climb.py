@@ -132,7 +132,7 @@ def climb(
     cap_times = 1.0 if parts.power is None else real.cap_times(parts.power, price)
     outcome = parts.study.run(progress)
     if cap_times != 1.0:
-        cap = f"this card's power cap is {1.0 / cap_times:.3f} times that of the card of the profile"
+        cap = f"this card's power cap is {1.0 / cap_times:.3f} times that in the profile"
         outcome.notes.append(
             f"{cap}, by products under load: predictions here count with it, a run on sim does not"
         )

@@ -313,9 +313,7 @@ class RealCard:
         self.release()
         try:
             found = cap_times(limit, price)
-            self.power_cap = (
-                f"{1.0 / found:.3f} times that of the card of the profile, by products under load"
-            )
+            self.power_cap = f"{1.0 / found:.3f} times that in the profile, by products under load"
         except FAILURES as error:
             found, self.power_cap = 1.0, f"not measured: {one_line(error)}"
         _collect()
