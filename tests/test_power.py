@@ -89,7 +89,8 @@ class Launch:
         (factor,) = load.factors([(arithmetic_s, clocked_s, waiting_s, self.seconds)], start_s)
         self.total_s = self.seconds + (factor - 1.0) * clocked_s
         if adds:
-            load.add(factor * arithmetic_s, factor * waiting_s, start_s, start_s + self.total_s)
+            others_s = self.total_s - factor * (arithmetic_s + waiting_s)
+            load.add(factor * arithmetic_s, others_s, start_s, start_s + self.total_s)
         return start_s + self.total_s
 
 
@@ -143,7 +144,8 @@ def test_a_launch_counts_the_mean_of_its_time(
     load, before_s = Load(LIMIT), 0.3
     # Launches that leave these shares at 0.3 s: each adds its own over the whole past.
     worth = 1.0 - math.exp(-before_s / LIMIT.over_s)
-    load.add(before_s * (a0 / (a0 + b0) if a0 + b0 else 0.0), 0.0, 0.0, before_s)
+    share = a0 / (a0 + b0) if a0 + b0 else 0.0
+    load.add(before_s * share, before_s * (1.0 - share), 0.0, before_s)
     a, b = (a0 / (a0 + b0) if a0 + b0 else 0.0) * worth, (b0 / (a0 + b0) if a0 + b0 else 1.0) * worth
     steps = 4000
     rest = math.exp(-gap_s / LIMIT.over_s)
@@ -185,7 +187,7 @@ def test_what_has_no_arithmetic_is_slow_until_the_card_is_cool() -> None:
             factors = load.factors([(0.0, 2e-5, 0.0, 1e-4)] * count, now_s)
             took_s = [1e-4 + 2e-5 * (factor - 1.0) for factor in factors]
             end_s = now_s + sum(took_s) + (count - len(took_s)) * took_s[-1]
-            load.add(0.0, 0.0, now_s, end_s)
+            load.add(0.0, end_s - now_s, now_s, end_s)
             now_s = end_s
         ends.append(now_s - arithmetic.total_s)
     assert ends[0] == pytest.approx(ends[1], rel=1e-9)
@@ -207,23 +209,26 @@ def test_what_has_no_arithmetic_keeps_its_time_on_a_cool_card(
 def test_launches_beside_each_other_count_together() -> None:
     """Two that take their turns on the device for a second leave what one of both would."""
     one, two = Load(LIMIT), Load(LIMIT)
-    one.add(0.9, 0.0, 0.0, 1.0)
-    two.add(0.45, 0.0, 0.0, 1.0)
-    two.add(0.45, 0.0, 0.0, 1.0)
+    one.add(0.7, 0.2, 0.0, 1.0)
+    two.add(0.35, 0.1, 0.0, 1.0)
+    two.add(0.35, 0.1, 0.0, 1.0)
     factors = [load.factors([(1e-3, 1e-3, 0.0, 1e-3)], 1.0)[0] for load in (one, two)]
-    assert factors[0] == pytest.approx(factors[1], rel=0.02)
-    assert factors[0] > 1.1
+    assert factors[0] == pytest.approx(factors[1], rel=1e-9)
+    assert factors[0] > 1.05
+    # While both run, and once both have ended.
+    running = [(0.0, 0.35, 0.1)] * 2
+    assert Load(LIMIT).factors([(1e-3, 1e-3, 0.0, 1e-3)], 1.0, running) == pytest.approx(factors[:1])
 
 
 def test_what_waits_takes_the_power_of_an_idle_card() -> None:
     """Arithmetic after a second of work that waits half its time, and after one of half as much work."""
     waits, rests = Load(LIMIT), Load(LIMIT)
-    waits.add(0.0, 0.5, 0.0, 1.0)
+    Launch(1.0, 0.0, waiting=0.5).run(waits, 0.0)
     step_s = LIMIT.over_s / 1000
     for i in range(round(1.0 / step_s)):
-        rests.add(0.0, 0.0, (i + 0.5) * step_s, (i + 1) * step_s)
+        Launch(0.5 * step_s, 0.0).run(rests, (i + 0.5) * step_s)
     busy = Load(LIMIT)
-    busy.add(0.0, 0.0, 0.0, 1.0)
+    Launch(1.0, 0.0).run(busy, 0.0)
     product = [(0.1, 0.1, 0.0, 0.1)]
     factors = [load.factors(product, 1.0)[0] for load in (waits, rests, busy)]
     assert factors[0] == pytest.approx(factors[1], rel=1e-3)
@@ -247,7 +252,9 @@ def test_a_burst_takes_as_long_as_its_replays_one_by_one() -> None:
         assert work.total_s == pytest.approx(ends[-1], rel=1e-9)
         assert work.longer_s == pytest.approx(ends[-1] - 9 * 0.02, rel=1e-6)
         assert work.arithmetic_under_load_s == pytest.approx(9 * 0.012 + 12 / 14 * work.longer_s)
-        assert work.waiting_under_load_s == pytest.approx(work.arithmetic_under_load_s / 12)
+        assert work.others_under_load_s == pytest.approx(
+            work.total_s - 13 / 12 * work.arithmetic_under_load_s
+        )
         assert work.floor_s() == pytest.approx(0.09)
 
 
@@ -397,6 +404,29 @@ def on_streams(seed: int) -> Callable[[Machine], Program]:
         yield m.wait(*tickets)
 
     return program
+
+
+def over_another(m: Machine) -> Program:
+    long = m.launch(toys("m", 9, memory=90), stream="side", repeat=5)
+    yield m.wait(m.launch(toys("p", 5, compute=80)))
+    yield m.wait(m.launch(toys("q", 12, compute=80)))
+    yield m.wait(long)
+
+
+def test_what_runs_beside_a_launch_counts_as_far_as_it_has_come() -> None:
+    found = simulated(over_another, LIMIT).rows.table()
+    order = found["launch"].argsort()
+    begun = found["start_s"][order].tolist()
+    took_s = (found["end_s"] - found["start_s"])[order].tolist()
+    assert begun[0] + took_s[0] > begun[2] + took_s[2]
+    load, factors = Load(LIMIT), []
+    for i, seconds in ((1, 0.05), (2, 0.12)):
+        # All of the first so far is traffic.
+        running = [(begun[0], 0.0, begun[i] - begun[0])]
+        factors += load.factors([(seconds, seconds, 0.0, seconds)], begun[i], running)
+        assert took_s[i] == pytest.approx(factors[-1] * seconds, rel=1e-9)
+        load.add(took_s[i], 0.0, begun[i], begun[i] + took_s[i])
+    assert factors[1] > 1.1
 
 
 @slow

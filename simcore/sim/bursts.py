@@ -289,9 +289,9 @@ class BurstCost:
         return self._under_load_s(self.arithmetic_s)
 
     @property
-    def waiting_under_load_s(self) -> float:
-        """The seconds of waiting of all replays, as long as they take under load."""
-        return self._under_load_s(self.waiting_s)
+    def others_under_load_s(self) -> float:
+        """The seconds of all replays under load that are neither arithmetic nor waiting."""
+        return max(0.0, self.total_s - self._under_load_s(self.arithmetic_s + self.waiting_s))
 
     def _under_load_s(self, alone_s: float) -> float:
         share = alone_s / self.clocked_s if self.clocked_s > 0.0 else 0.0

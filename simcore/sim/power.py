@@ -8,10 +8,11 @@ A, B and I are the powers of arithmetic at the full clock, of other work and of 
 power cap. A is of products that reach the share BUSY of peak arithmetic, B of products that reach the share
 MOVING of the memory's peak; what does less in its time takes less power. So an op that arithmetic bounds
 counts as arithmetic for its own share of the peak over BUSY, and for the rest of its time as other work. Any
-other op counts as other work for its own share of the memory's peak over MOVING, and for the rest of its time
-as waiting, which takes the power of an idle card. A card over its cap throttles its clock. Dynamic power
-grows with the third power of the clock, for the voltage follows it; so arithmetic slows down by the cube root
-of its power over what the other ops leave.
+other op counts as other work for its own share of the peak that bounds it over MOVING, and for the rest of
+its time as waiting, which takes the power of an idle card; what it multiplies beside its traffic costs
+nothing. Collectives and ops in one launch with them are other work throughout. A card over its cap throttles
+its clock. Dynamic power grows with the third power of the clock, for the voltage follows it; so arithmetic
+slows down by the cube root of its power over what the other ops leave.
 Of other ops, what they take beyond their traffic at the memory's full rate is slowed down as much (starts,
 waits, sums), and the traffic is not: the memory has a clock of its own. Attention over a cache is all traffic
 here: what it takes beyond that was not measured by the clock. Neither it nor linear attention waits: both
@@ -53,7 +54,7 @@ LINEAR = "linear_attention"
 
 # Seconds of a replay alone: of arithmetic, those that the clock decides, of waiting, and all.
 Alone = tuple[float, float, float, float]
-# When a launch that still runs began, and its seconds of arithmetic and of waiting so far.
+# When a launch that still runs began, and its seconds of arithmetic and of other work so far.
 Begun = tuple[float, float, float]
 # Shares of the time of an op: arithmetic, what the clock decides, waiting.
 Shares = tuple[float, float, float]
@@ -153,15 +154,16 @@ class Load:
             if total_s <= 0.0:
                 found.append(1.0)
                 continue
-            own, other = _shares_of(arithmetic_s, waiting_s, total_s)
+            own, other = _shares_of(arithmetic_s, total_s - arithmetic_s - waiting_s, total_s)
             weight = over_s / total_s * (1.0 - exp(-total_s / over_s))
             factor = limit.factor(own + (arithmetic - own) * weight, other + (others - other) * weight)
             found.append(factor)
             if arithmetic_s <= 0.0 and factor == 1.0 and limit.others <= 1.0:
-                # It only gets cooler.
+                # What went before fades, and nothing of its own takes the cap.
                 break
             took_s = total_s + (factor - 1.0) * clocked_s
-            own, other = _shares_of(factor * arithmetic_s, factor * waiting_s, took_s)
+            others_s = took_s - factor * (arithmetic_s + waiting_s)
+            own, other = _shares_of(factor * arithmetic_s, others_s, took_s)
             fades = exp(-took_s / over_s)
             before = arithmetic
             arithmetic, others = own + (arithmetic - own) * fades, other + (others - other) * fades
@@ -169,10 +171,11 @@ class Load:
                 break
         return found
 
-    def add(self, arithmetic_s: float, waiting_s: float, begun_s: float, end_s: float) -> None:
-        """Adds a launch that has ended, by its seconds of arithmetic and of waiting under load."""
+    def add(self, arithmetic_s: float, others_s: float, begun_s: float, end_s: float) -> None:
+        """Adds a launch that has ended, by its seconds of arithmetic under load and of other work: beside
+        others it takes longer than both and its waiting."""
         if end_s > begun_s:
-            self._arithmetic, self._others = self._shares(end_s, ((begun_s, arithmetic_s, waiting_s),))
+            self._arithmetic, self._others = self._shares(end_s, ((begun_s, arithmetic_s, others_s),))
             self._at_s = max(self._at_s, end_s)
 
     def _shares(self, at_s: float, running: Sequence[Begun]) -> tuple[float, float]:
@@ -181,16 +184,16 @@ class Load:
         over_s = self._limit.over_s
         fades = exp(-max(0.0, at_s - self._at_s) / over_s)
         arithmetic, others = self._arithmetic * fades, self._others * fades
-        for begun_s, arithmetic_s, waiting_s in running:
+        for begun_s, arithmetic_s, others_s in running:
             took_s = at_s - begun_s
             if took_s > 0.0:
-                own, other = _shares_of(arithmetic_s, waiting_s, took_s)
+                own, other = _shares_of(arithmetic_s, others_s, took_s)
                 weight = 1.0 - exp(-took_s / over_s)
                 arithmetic, others = arithmetic + own * weight, others + other * weight
         return min(1.0, arithmetic), min(1.0, others)
 
 
-def _shares_of(arithmetic_s: float, waiting_s: float, seconds: float) -> tuple[float, float]:
+def _shares_of(arithmetic_s: float, others_s: float, seconds: float) -> tuple[float, float]:
     """The shares of arithmetic and of other work in a launch of so many seconds."""
     arithmetic = min(1.0, arithmetic_s / seconds)
-    return arithmetic, max(0.0, 1.0 - arithmetic - waiting_s / seconds)
+    return arithmetic, min(1.0 - arithmetic, max(0.0, others_s / seconds))

@@ -145,9 +145,9 @@ class RowLaunch:
         return 0.0 if self.work is None else self.work.arithmetic_under_load_s
 
     @property
-    def waiting_s(self) -> float:
-        """Seconds of waiting in its work."""
-        return 0.0 if self.work is None else self.work.waiting_under_load_s
+    def others_s(self) -> float:
+        """Seconds of other work in its work."""
+        return 0.0 if self.work is None else self.work.others_under_load_s
 
     def record_progress(self, now_s: float, *, once: bool = False) -> None:
         """Does nothing: a row does not say when the rate changed."""

@@ -105,8 +105,8 @@ class Execution(Protocol):
         """Seconds of arithmetic in its work (power.py)."""
 
     @property
-    def waiting_s(self) -> float:
-        """Seconds of waiting in its work (power.py)."""
+    def others_s(self) -> float:
+        """Seconds of other work in its work (power.py)."""
 
     @property
     def work(self) -> Any:
@@ -142,13 +142,12 @@ class Piece:
         "finish",
         "last",
         "next_s",
+        "others_s",
         "progress",
         "publications",
         "publish",
         "rate",
         "records_progress",
-        "waiting_s",
-        "waiting_s",
         "work",
         "work_s",
     )  # fmt: skip
@@ -167,7 +166,7 @@ class Piece:
         self.publications = publications
         self.last = last
         self.at_s = self.work_s = self.next_s = self.begun_s = 0.0
-        self.arithmetic_s = self.waiting_s = 0.0
+        self.arithmetic_s = self.others_s = 0.0
         self.rate = 1.0
         self.demand = IDLE
         self.progress: list[tuple[float, float]] = []

@@ -67,9 +67,10 @@ def _each_alone(work: BurstCost) -> Iterable[Alone]:
     return ((arithmetic_s, clocked_s, waiting_s, end_s - begin_s) for begin_s, end_s in steps)
 
 
-def _under_load_s(replays: Sequence[Segment]) -> tuple[float, float]:
-    """The seconds of arithmetic and of waiting of segments."""
-    return sum([each.arithmetic_s for each in replays]), sum([each.waiting_s for each in replays])
+def _work_of(replays: Sequence[Segment]) -> tuple[float, float]:
+    """The seconds of arithmetic and of other work of segments."""
+    arithmetic_s = sum([each.arithmetic_s for each in replays])
+    return arithmetic_s, sum([each.seconds - each.waiting_s for each in replays]) - arithmetic_s
 
 
 def no_device_sizes(graph: Graph) -> frozenset[str]:
@@ -500,14 +501,14 @@ class Simulation:
         return work
 
     def _under_way(self, rank: int) -> list[Begun]:
-        """The launches that run on a device, with their seconds of arithmetic and of waiting until now."""
+        """The launches that run on a device, with their seconds of arithmetic and of other work until now."""
         now_s, found = self.env.now, []
         for piece in self._devices[rank].running:
             whole_s = piece.work.total_s
             if piece.begun_s < now_s and whole_s > 0.0:
                 done_s = piece.work_s + (now_s - piece.at_s) * piece.rate
                 done = min(1.0, done_s / whole_s)
-                found.append((piece.begun_s, done * piece.arithmetic_s, done * piece.waiting_s))
+                found.append((piece.begun_s, done * piece.arithmetic_s, done * piece.others_s))
         return found
 
     def _begin_at_once(self, stream: _Stream, launch: RowLaunch) -> None:
@@ -592,7 +593,7 @@ class Simulation:
         self._add_to_sources(work)
         load = self._loads[launch.rank]
         if load is not None:
-            load.add(work.arithmetic_under_load_s, work.waiting_under_load_s, launch.begun_s, end_s)
+            load.add(work.arithmetic_under_load_s, work.others_under_load_s, launch.begun_s, end_s)
         launch.ran = work.replays
         launch.end = launch.lane.free = Cause(None, end_s)
 
@@ -691,7 +692,7 @@ class Simulation:
             deque(replays[0].publications),
             partial(self.env.succeed_and_run, done),
         )
-        piece.begun_s, (piece.arithmetic_s, piece.waiting_s) = start_s, _under_load_s(replays)
+        piece.begun_s, (piece.arithmetic_s, piece.others_s) = start_s, _work_of(replays)
         launch.piece = piece
         self._start(launch.rank, piece)
         yield done
@@ -725,7 +726,7 @@ class Simulation:
         """Adds segments that have ended now to the load of their device."""
         load = self._loads[rank]
         if load is not None:
-            load.add(*_under_load_s(replays), begun_s, self.env.now)
+            load.add(*_work_of(replays), begun_s, self.env.now)
 
     def _alone(self, rank: int, work_s: float) -> bool:
         """Advances the clock by `work_s` if the device is idle and nothing can happen before that work is

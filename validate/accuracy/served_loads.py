@@ -135,7 +135,7 @@ def predicted(rows: Sequence[Latency], profile: str) -> Iterator[Judged]:
 
 def lines(found: Sequence[Judged]) -> Iterator[str]:
     """Yields the printed tables: one for each run, with a row for each load."""
-    for (given, cap_times, _), of_run in groupby(found, key=lambda one: one.latency.of_run):
+    for run_of, of_run in groupby(found, key=lambda one: one.latency.of_run):
         table = [("requests/s", "latencies", "median", "worst", "which", "duration")]
         for rate, each in groupby(of_run, key=lambda one: one.latency.rate_per_s):
             own = list(each)
@@ -146,15 +146,18 @@ def lines(found: Sequence[Judged]) -> Iterator[str]:
                 f"{rate:.4g}", str(len(latencies)), f"{median(abs(one.pct) for one in latencies):.1f} %",
                 f"{worst.pct:+.1f} %", worst.latency.metric.removesuffix("_s"), duration,
             ))  # fmt: skip
-        yield given + _on(cap_times)
+        yield _named(run_of)
         yield ""
         yield from markdown(table)
         yield ""
 
 
-def _on(cap_times: float | None) -> str:
-    """Returns in words on which card a run was, if that is known."""
-    return "" if cap_times is None else f" (its card's power cap {cap_times:.3f} times lower)"
+def _named(run_of: OfRun) -> str:
+    """Returns what a run was given, and in words when and on which card it was, as far as that is known."""
+    given, cap_times, date_utc = run_of
+    cap = "" if cap_times is None else f"its card's power cap {cap_times:.3f} times lower"
+    words = ", ".join(filter(None, (date_utc[:16], cap)))
+    return f"{given} ({words})" if words else given
 
 
 def figures(found: Sequence[Judged]) -> dict[str, float]:
@@ -171,8 +174,7 @@ def over(found: Sequence[Judged]) -> Iterator[str]:
         if bad:
             worst = max(bad, key=lambda one: abs(one.pct))
             metric = worst.latency.metric.removesuffix("_s")
-            given, cap_times, _ = run_of
-            yield f"{rate:.4g} requests/s, {metric} {worst.pct:+.1f} %: {given}{_on(cap_times)}"
+            yield f"{rate:.4g} requests/s, {metric} {worst.pct:+.1f} %: {_named(run_of)}"
 
 
 def _bar_pct(latency: Latency) -> float:

@@ -246,12 +246,12 @@ def _limited_power(
     """Measures how much longer arithmetic takes under load; returns also notes. On failure keeps the earlier
     constants."""
     cases, done = card_power.cases(quick=quick), itertools.count()
-    price = pricer(load_device(profile.device), profile=profile)
 
     def say(text: str) -> None:
         progress(f"products under load, {text}: case", next(done), cases)
 
     try:
+        price = pricer(load_device(profile.device), profile=profile)
         rows, date = (
             card_power.rows_here(price, quick=quick, say=say),
             datetime.now(UTC).isoformat(timespec="seconds"),

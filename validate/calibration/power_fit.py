@@ -113,7 +113,7 @@ class _Card:
         (longer,) = self._load.factors([(arithmetic_s, arithmetic_s, 0.0, seconds)], self.now_s)
         took_s, begun_s = seconds + (longer - 1.0) * arithmetic_s, self.now_s
         self.now_s += took_s
-        self._load.add(longer * arithmetic_s, 0.0, begun_s, self.now_s)
+        self._load.add(longer * arithmetic_s, seconds - arithmetic_s, begun_s, self.now_s)
         return took_s / seconds
 
     def other(self, seconds: float, beside: Beside) -> None:
