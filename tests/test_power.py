@@ -987,6 +987,14 @@ def test_options_that_do_not_go_together_are_told(words: list[str], says: str) -
     assert says in str(found.exception)
 
 
+def test_a_case_that_comes_twice_is_told(tmp_path: Path) -> None:
+    """Twice the same rows would be fitted with other constants."""
+    rows = [asdict(row) for row in read_rows(MEASURED)]
+    write_csv([*rows, rows[-1]], tmp_path / "rows.csv")
+    with pytest.raises(InputError, match=f"line {len(rows) + 2}: is the case of line {len(rows) + 1} again"):
+        read_rows(tmp_path / "rows.csv")
+
+
 def test_rows_without_a_steady_case_are_told(tmp_path: Path) -> None:
     write_csv([asdict(row) for row in rows_of(LIMIT) if row.kind == "begins"], tmp_path / "rows.csv")
     with pytest.raises(InputError, match="has no row of kind steady"):
@@ -1000,6 +1008,7 @@ def test_rows_without_a_steady_case_are_told(tmp_path: Path) -> None:
         ("share", "1.5", "share: is 1.5, more than 1"),
         ("kind", "stedy", "kind: 'stedy' .allowed: steady, begins"),
         ("beside", "", "beside: '' .allowed: memory, rest"),
+        ("dtype", "foo", "dtype: 'foo' .allowed: bf16, fp16, fp8"),
         ("n", "0.5", "n: '0.5' is no whole number"),
         ("at_s", "-1", "at_s: '-1' is no number above 0"),
     ],

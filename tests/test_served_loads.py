@@ -234,6 +234,15 @@ def test_what_cannot_be_predicted_is_not_added(tmp_path: Path) -> None:
     assert ran(str(file), "--add", str(recorded(tmp_path / "run")), "--profile", "nope").exit_code
     assert not file.exists()
     assert ran(str(file), "--add", str(tmp_path / "run")).exit_code == 0
+    before, results = file.read_bytes(), recorded(tmp_path / "other", date="2026-11-30") / "results.csv"
+    good = results.read_text()
+    lines = good.splitlines()
+    last = lines[-1].split(",")
+    last[lines[0].split(",").index("value")] = "nan"
+    for spoilt, says in (("\n".join([*lines[:-1], ",".join(last)]), "measured: 'nan'"), ("a\n1", "metric")):
+        results.write_text(spoilt)
+        assert says in str(ran(str(file), "--add", str(results.parent)).exception)
+        assert file.read_bytes() == before
     found = ran(str(file), "--add", str(tmp_path / "run"), "--cap-times", "1.1")
     assert "has loads of this set already" in str(found.exception)
 

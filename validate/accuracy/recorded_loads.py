@@ -44,6 +44,8 @@ def rows_of(folder: Path, cap_times: float | None = None) -> list[dict[str, Any]
     given = [value for name, value in pairwise(words) if name == OPTION]
     given += [word.removeprefix(f"{OPTION}=") for word in words if word.startswith(f"{OPTION}=")]
     head, lines = read_cells(folder / "results.csv")
+    if missing := [name for name in ("metric", "rate_per_s", "value") if name not in head]:
+        raise InputError(f"{folder / 'results.csv'}: has no column {', '.join(missing)}")
     found = []
     for line in (dict(zip(head, each, strict=True)) for each in lines):
         name = line["metric"]

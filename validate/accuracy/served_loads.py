@@ -181,6 +181,24 @@ def _bar_pct(latency: Latency) -> float:
     return DURATION_PCT if latency.metric == DURATION else WORST_PCT
 
 
+def _predicted_all(file: Path, profile: str) -> list[Judged]:
+    return list(predicted(read_latencies(file), profile))
+
+
+def _with_added(folders: list[Path], file: Path, cap_times: float | None, profile: str) -> list[Judged]:
+    """Adds runs to a file and predicts all of it; what cannot be predicted is not added."""
+    before = file.read_bytes() if file.exists() else None
+    try:
+        add(folders, file, cap_times)
+        return _predicted_all(file, profile)
+    except BaseException:
+        if before is not None:
+            file.write_bytes(before)
+        else:
+            file.unlink(missing_ok=True)
+        raise
+
+
 def main(
     file: Annotated[Path, typer.Argument(help="the measured latencies")] = MEASURED,
     profile: Annotated[str, typer.Option(help="prices")] = "local",
@@ -197,11 +215,7 @@ def main(
         raise InputError("--cap-times: is of --add only")
     if cap_times is not None:
         _cap("--cap-times", cap_times)
-    if added:
-        # What cannot be predicted is not added.
-        _assembled([f"profile={profile}"])
-        add(added, file, cap_times)
-    found = list(predicted(read_latencies(file), profile))
+    found = _with_added(added, file, cap_times, profile) if added else _predicted_all(file, profile)
     for line in lines(found):
         typer.echo(line)
     off = figures(found)

@@ -69,14 +69,22 @@ class Row:
 
 def read_rows(path: Path) -> list[Row]:
     """Returns the rows of a file as `simcore.validate.accuracy.power` writes it. Raises InputError."""
-    found = [_row(*each) for each in cells.lines(path, [field.name for field in fields(Row)])]
+    found: list[Row] = []
+    cases: dict[tuple[object, ...], str] = {}
+    for where, line in cells.lines(path, [field.name for field in fields(Row)]):
+        row = _row(where, line)
+        case = row.kind, row.dtype, row.beside, row.series, row.at_s, row.period_s, row.share
+        if (first := cases.setdefault(case, where)) != where:
+            raise InputError(f"{where}: is the case of {first.rpartition(': ')[2]} again")
+        found.append(row)
     if not any(row.kind == "steady" for row in found):
         raise InputError(f"{path}: has no row of kind steady")
     return found
 
 
 def _row(where: str, line: Mapping[str, str]) -> Row:
-    for name, allowed in (("kind", get_args(Kind)), ("beside", get_args(Beside))):
+    formats = (*sorted(FORMATS), "fp8")
+    for name, allowed in (("kind", get_args(Kind)), ("beside", get_args(Beside)), ("dtype", formats)):
         if line[name] not in allowed:
             raise InputError(f"{where}: {name}: {line[name]!r} (allowed: {', '.join(allowed)})")
     # From 0 on; the others are above 0.
