@@ -15,6 +15,7 @@ from simcore.input.files import InputError
 from simcore.validate.accuracy import served_loads
 from simcore.validate.accuracy.recorded_loads import CAP, COLUMNS, METRICS, rows_of
 from simcore.validate.accuracy.served_loads import Judged, Latency, figures, predicted, read_latencies
+from simcore.validate.program import write_csv
 from tests.thorough import slow, thorough
 
 A_SET = "strategies=[{kind: continuous_batching}]; workload.requests=20; workload.arrivals.rate_per_s=4"
@@ -235,11 +236,10 @@ def test_what_cannot_be_predicted_is_not_added(tmp_path: Path) -> None:
     assert not file.exists()
     assert ran(str(file), "--add", str(tmp_path / "run")).exit_code == 0
     before, results = file.read_bytes(), recorded(tmp_path / "other", date="2026-11-30") / "results.csv"
-    good = results.read_text()
-    lines = good.splitlines()
-    last = lines[-1].split(",")
-    last[lines[0].split(",").index("value")] = "nan"
-    for spoilt, says in (("\n".join([*lines[:-1], ",".join(last)]), "measured: 'nan'"), ("a\n1", "metric")):
+    with results.open(newline="", encoding="utf-8") as opened:
+        rows = [{**row, "value": "nan"} for row in csv.DictReader(opened)]
+    write_csv(rows, results)
+    for spoilt, says in ((results.read_text(), "measured: 'nan'"), ("a\n1\n", "has no column metric")):
         results.write_text(spoilt)
         assert says in str(ran(str(file), "--add", str(results.parent)).exception)
         assert file.read_bytes() == before
