@@ -199,6 +199,11 @@ def test_recorded_loads_are_predicted() -> None:
     assert (len(known), len(unknown)) == (5 * 13, 45 * 13)
     assert figures(known)["worst"] < 14.0
     assert figures(known)["duration"] < 2.0
+    # The bounds that the loads of the first day kept before any others were added.
+    first_day = [one for one in found if one.latency.date_utc < "2026-11-30"]
+    assert len(first_day) == 22 * 13
+    assert figures(first_day)["median"] < 2.5
+    assert figures(first_day)["duration"] < 2.0
 
 
 @slow

@@ -13,6 +13,7 @@ from typing import Any
 
 from simcore.input.files import InputError, read_cells
 from simcore.studies.columns import WHOLE_RUN
+from simcore.validate import cells
 from simcore.validate.program import write_csv
 
 SCENARIO, OPTION, BETWEEN, DURATION = "h200/serving", "--set", "; ", "duration_s"
@@ -43,11 +44,8 @@ def rows_of(folder: Path, cap_times: float | None = None) -> list[dict[str, Any]
         raise InputError(f"{file}: command: is of another scenario than h200/serving")
     given = [value for name, value in pairwise(words) if name == OPTION]
     given += [word.removeprefix(f"{OPTION}=") for word in words if word.startswith(f"{OPTION}=")]
-    head, lines = read_cells(folder / "results.csv")
-    if missing := [name for name in ("metric", "rate_per_s", "value") if name not in head]:
-        raise InputError(f"{folder / 'results.csv'}: has no column {', '.join(missing)}")
     found = []
-    for line in (dict(zip(head, each, strict=True)) for each in lines):
+    for _, line in cells.lines(folder / "results.csv", ("metric", "rate_per_s", "value")):
         name = line["metric"]
         metric = name.removesuffix(WHOLE_RUN)
         if name == DURATION or (name != metric and metric in METRICS):
