@@ -44,6 +44,12 @@ STEADY_FP8: tuple[tuple[float, float, Beside], ...] = (
 QUICK: tuple[tuple[float, float, Beside], ...] = (
     (1.0, 0.04, "memory"), (0.6, 0.04, "memory"), (0.3, 0.04, "memory"), (0.8, 0.04, "rest"),
 )  # fmt: skip
+# For the cap of another card: shares at which the law is within 0.8 % of its own card's rows, in times of the
+# cap, and seconds of each: four swings of the clock count.
+CAP_CASES: tuple[tuple[float, float, Beside], ...] = (
+    (0.9, 0.04, "memory"), (0.7, 0.04, "memory"), (0.5, 0.04, "memory"),
+)  # fmt: skip
+CAP_SECONDS = 5.0
 # Seconds of a steady case, those that do not count, and of rest before it: two swings of the clock count.
 SECONDS, SETTLED_S, REST_S = 3.0, 1.0, 0.5
 # Beginnings of a kind, graphs of one, products in a graph, seconds before.
@@ -126,16 +132,19 @@ def rows_here(price: Pricer, *, quick: bool, say: Callable[[str], None]) -> list
 
 
 def cap_times(limit: PowerLimit, price: Pricer) -> float:
-    """Returns by how much this card's power cap is lower than that of the law's card, by the quick cases, in
-    about 20 s. Times are in those of the law's prices: by those of this card at rest, which differ by some
+    """Returns by how much this card's power cap is lower than that of the law's card, by CAP_CASES, in about
+    25 s. Times are in those of the law's prices: by those of this card at rest, which differ by some
     percent from card to card, predictions would be off by as much. Raises RuntimeError as `rows_here`, and
     OffError as `power_fit.cap_times`."""
     products = Products(price, fp8=False)
-    return power_fit.cap_times(limit, [steady(products, "bf16", *case) for case in QUICK])
+    rows = [steady(products, "bf16", *case, seconds=CAP_SECONDS) for case in CAP_CASES]
+    return power_fit.cap_times(limit, rows)
 
 
-def steady(products: Products, name: str, share: float, period_s: float, beside: Beside) -> Row:
-    """Measures one steady case."""
+def steady(
+    products: Products, name: str, share: float, period_s: float, beside: Beside, *, seconds: float = SECONDS
+) -> Row:
+    """Measures one steady case for so many seconds."""
     alone_s = products.alone_s[name]
     count = max(1, round(share * period_s / alone_s))
     graph, left_s, other = products.graph(name, count), (1.0 - share) * period_s, None
@@ -143,7 +152,7 @@ def steady(products: Products, name: str, share: float, period_s: float, beside:
         other = products.graph("memory", max(1, round(left_s / products.alone_s["memory"])))
     time.sleep(REST_S)
     marks, settled = [], round(SETTLED_S / period_s)
-    for _ in range(round(SECONDS / period_s)):
+    for _ in range(round(seconds / period_s)):
         before, after = event(), event()
         before.record()
         graph.replay()
