@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from simcore.kernels.decoder import DECODER
+from simcore.kernels.decoder import DECODER, attention
 from simcore.kernels.decoder.attention import evenly, prompts_of
 from simcore.kernels.decoder.rotary import angles
 from simcore.kernels.table import TABLE
@@ -124,13 +124,15 @@ def test_attention_and_its_speculation(shape: tuple[int, int, int, int, int], ch
     new=st.lists(st.integers(1, 9), min_size=6, max_size=6),
     kv_heads=st.integers(1, 3),
     group=st.integers(1, 3),
+    most=st.sampled_from([1, 20, 70, attention.MOST_SCORES]),
     seed=st.integers(0, 2**31),
 )
 def test_attention_of_many_sequences(
-    lengths: list[int], new: list[int], kv_heads: int, group: int, seed: int
+    lengths: list[int], new: list[int], kv_heads: int, group: int, most: int, seed: int
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch, "empty_like", lambda x: torch.full_like(x, torch.nan))
+        patch.setattr(attention, "MOST_SCORES", most)
         heads = {"q_heads": kv_heads * group, "kv_heads": kv_heads, "head_dim": 5, "dtype": "fp64"}
         paged = ops.paged_attention(sequences=len(lengths), kv_tokens=sum(lengths), **heads)  # type: ignore[arg-type]
         q, k, v, _ = drawn(paged, seed)

@@ -16,6 +16,9 @@ from torch import Tensor
 from simcore.kernels.decoder.tensors import wide
 from simcore.ops.op import Op, prompts
 
+# Scores of a prompt that are held at once: 1 GiB in float64. Of 30,000 tokens and 32 heads all would be 214.
+MOST_SCORES = 2**27
+
 
 def attend(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, scale: float | None = None
@@ -93,11 +96,15 @@ def prefill_attention(op: Op, q: Tensor, k: Cached, v: Cached, now: Tensor, cach
     row, both = 0, (now + cached).tolist()
     each = [torch.split(x, both) if isinstance(x, Tensor) else x for x in (k, v)]
     for new, before, *mine in zip(now.tolist(), cached.tolist(), *each, strict=True):
-        rows = slice(row, row + new)
-        hidden = torch.ones(new, before + new, dtype=torch.bool, device=q.device).triu(before + 1)
-        mask = torch.zeros_like(hidden, dtype=wide(q).dtype).masked_fill_(hidden, -math.inf)
         keys, values = (x.transpose(0, 1)[None] for x in mine)
-        out[rows] = attend(q[None, rows], keys, values, mask)[0][0].to(q.dtype)
+        at_once = max(1, MOST_SCORES // (q.shape[1] * (before + new)))
+        for first in range(0, new, at_once):
+            count = min(at_once, new - first)
+            rows, seen = slice(row + first, row + first + count), before + first + count
+            hidden = torch.ones(count, seen, dtype=torch.bool, device=q.device).triu(before + first + 1)
+            mask = torch.zeros_like(hidden, dtype=wide(q).dtype).masked_fill_(hidden, -math.inf)
+            some = attend(q[None, rows], keys[:, :, :seen], values[:, :, :seen], mask)[0][0]
+            out[rows] = some.to(q.dtype)
         row += new
     return out
 
