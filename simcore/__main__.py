@@ -6,8 +6,6 @@ import signal
 import sys
 from types import FrameType
 
-from simcore import compiled
-
 # The word for each signal in the message; the command line uses the same words once it is loaded.
 _SAID = {"SIGINT": "interrupted", "SIGTERM": "told to end", "SIGHUP": "hung up"}
 
@@ -19,6 +17,8 @@ def main() -> None:
     heeded = [number for name in _SAID if (number := _heeded(name)) is not None]
     for number in heeded:
         signal.signal(number, _leave)
+    from simcore import compiled  # noqa: PLC0415
+
     refused = compiled.use()
     from simcore import cli, terminal  # noqa: PLC0415
 
