@@ -176,6 +176,8 @@ def show_plan(
     _print_target(target)
 
 
+# What is shown of points that no limit judges.
+UNJUDGED = ("ttft_p99_s", "tpot_p99_s", "e2e_p50_s")
 VERDICTS = {"holds": "[green]holds[/green]", "fails": "[red]fails[/red]", "unsure": "[yellow]unsure[/yellow]"}
 
 
@@ -212,8 +214,9 @@ def _at(value: float | None, none: str) -> str:
 
 
 def judged(lines: Sequence[Mapping[str, Any]], limits: Mapping[str, float], *, energy: bool = False) -> Keyed:
-    """Returns the table of the judged points of a plan: those that answer first, then the others in their
-    order. `limits`: the metrics with a limit; `energy`: whether energy is an objective."""
+    """Returns the table of the points of a plan: those that answer first, then the others in their order.
+    `limits`: the metrics with a limit; without any, what is usually limited is shown, and verdicts only where
+    one is that a queue grows; `energy`: whether energy is an objective."""
     elsewhere = ("vary.devices", "vary.device", *(name for name in lines[0] if name.endswith("rate_per_s")))
     varied = [name for name in lines[0] if name.startswith("vary.") and name not in elsewhere]
     rates = len({line["rate_per_s"] for line in lines}) > 1
@@ -221,9 +224,13 @@ def judged(lines: Sequence[Mapping[str, Any]], limits: Mapping[str, float], *, e
     prices = any(line["cost_per_hour"] is not None for line in lines)
     names = ["way of running", *(["device"] if kinds else []), "devices", *(["load, 1/s"] if rates else [])]
     keys = len(names)
-    names.append("verdict")
+    told = bool(limits) or any(line["verdict"] != "holds" for line in lines)
+    names.append("verdict" if told else "")
     names += [name.removeprefix("vary.").rpartition(".")[2] for name in varied]
-    names += [f"{_short(name)} ({_plain_value(name, limits[name])})" for name in limits]
+    shown = limits or [name for name in UNJUDGED if name in lines[0]]
+    names += [
+        f"{_short(name)} ({_plain_value(name, limits[name])})" if limits else _short(name) for name in shown
+    ]
     names += [*(["cost/h"] if prices else []), *(["J/token at most"] if energy else []), "runs"]
     table = _empty("points", names, words=("way of running", "device", "verdict"))
     ordered = sorted(lines, key=lambda line: not line["best"])
@@ -231,9 +238,10 @@ def judged(lines: Sequence[Mapping[str, Any]], limits: Mapping[str, float], *, e
         cells = [escape(str(line["label"])), *([escape(str(line["device"]))] if kinds else [])]
         cells.append(f"{line['devices']:,}")
         cells += ["-" if line["rate_per_s"] is None else f"{line['rate_per_s']:.4g}"] if rates else []
-        cells.append(VERDICTS[line["verdict"]] + (", best" if line["best"] else ""))
+        said = [VERDICTS[line["verdict"]]] if told else []
+        cells.append(", ".join([*said, *(["best"] if line["best"] else [])]))
         cells += ["-" if line[name] is None else escape(plain(line[name], 20)) for name in varied]
-        cells += ["-" if line[name] is None else _plain_value(name, line[name]) for name in limits]
+        cells += ["-" if line[name] is None else _plain_value(name, line[name]) for name in shown]
         cells += [f"{line['cost_per_hour'] or 0.0:.4g}"] if prices else []
         if energy:
             joules = line["joules_per_output_token"]

@@ -114,6 +114,28 @@ def test_parts_repeat_the_columns_that_say_what_a_row_is_of() -> None:
     assert terminal._parts(table, 1, 10) == [[0, 1], [0, 2], [0, 3], [0, 4]]
 
 
+@pytest.mark.parametrize("limited", [True, False])
+@pytest.mark.parametrize("second", ["holds", "fails"])
+def test_points_that_no_limit_judges_show_their_figures(limited: bool, second: str) -> None:
+    place = {"devices": 1, "device": "h200-sxm", "rate_per_s": 8.0, "replicas": 1, "cost_per_hour": None}
+    figures = {"ttft_p99_s": 0.25, "tpot_p99_s": 0.0125, "e2e_p50_s": None, "joules_per_output_token": None}
+    lines = [
+        {"label": name, "verdict": verdict, "best": verdict == "holds", **place, **figures}
+        for name, verdict in (("a", "holds"), ("b", second))
+    ]
+    table, _ = terminal.judged(lines, {"tpot_p99_s": 0.03} if limited else {})
+    columns = {str(column.header): list(column.cells) for column in table.columns}
+    said = columns.get("verdict", columns.get("", []))
+    assert ("holds" in str(said)) == ("verdict" in columns) == (limited or second == "fails")
+    assert ("best" in said[0], "fails" in said[1]) == (True, second == "fails")
+    if limited:
+        assert columns["TPOT p99 (30 ms)"] == ["12.5 ms", "12.5 ms"]
+        assert "TTFT p99" not in columns
+    else:
+        assert (columns["TTFT p99"], columns["TPOT p99"]) == (["250 ms"] * 2, ["12.5 ms"] * 2)
+        assert columns["E2E p50"] == ["-", "-"]
+
+
 @pytest.mark.parametrize("command", ["engines", "models", "schedules"])
 def test_lists_stay_within_the_window(
     command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
