@@ -2,6 +2,8 @@
 # alike (thorough) and those of half a second or more (slow), which pytest leaves out by itself.
 # Each target runs with the tools of the active environment.
 PYTHON ?= python
+# Each process of a run finds the byte code of what another has imported before.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: check lint style types imports usual-tests test test-gpu mutants bench bench-compare bench-kernels bench-generation
 
@@ -23,8 +25,9 @@ types:
 imports:
 	lint-imports
 
+# By worksteal most tests of a file stay in one process, and what they share is made once.
 usual-tests:
-	+$(PYTHON) -m pytest -n auto
+	+$(PYTHON) -m pytest -n auto --dist worksteal
 
 test:
 	$(PYTHON) -m pytest -n auto -m "thorough or not thorough"

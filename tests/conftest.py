@@ -7,13 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
-from hypothesis import HealthCheck, settings
 
-from simcore.validate.timing.pace import Pace
-from tests.interpreter import make_quicker
 from tests.thorough import leave_out
-from tests.whole_card import card_lock, others_use_it
 
 # What is imported and collected stays to the end of the run: looking for garbage among it, again and again
 # while it grows, took as long as all else until the first test.
@@ -22,18 +17,29 @@ gc.disable()
 os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 # Prices that an earlier run kept would hide what a test is about.
 os.environ["SIMCORE_CACHE"] = "none"
-if not torch.cuda.is_available():
-    os.environ.setdefault("TRITON_INTERPRET", "1")
-    make_quicker()
-
-
-# On a machine that is busy with something else any example may take seconds, and any draw.
-settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("busy")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     leave_out(str(config.getoption("markexpr")))
+    # A process that only deals tests to others runs none, and they wait for it before they start.
+    if not config.getoption("numprocesses", None) or hasattr(config, "workerinput"):
+        _before_tests_are_imported()
+
+
+def _before_tests_are_imported() -> None:
+    import torch  # noqa: PLC0415
+    from hypothesis import HealthCheck, settings  # noqa: PLC0415
+
+    from tests.interpreter import make_quicker  # noqa: PLC0415
+    from tests.parsed_once import parse_once  # noqa: PLC0415
+
+    if not torch.cuda.is_available():
+        os.environ.setdefault("TRITON_INTERPRET", "1")
+        make_quicker()
+    parse_once()
+    # On a machine that is busy with something else any example may take seconds, and any draw.
+    settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("busy")
 
 
 def pytest_collection_finish() -> None:
@@ -41,7 +47,7 @@ def pytest_collection_finish() -> None:
     no more of it than a process holds easily."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(10_000, 10, 10)
+    gc.set_threshold(100_000, 10, 10)
     gc.enable()
 
 
@@ -65,7 +71,14 @@ def whole_card() -> None:
 @pytest.fixture(autouse=True)
 def _beside_others_on_a_card(request: pytest.FixtureRequest) -> Iterator[None]:
     """Of a card each process keeps no memory from one test to the next: it may be one of many."""
-    if not torch.cuda.is_available() or request.node.get_closest_marker("gpu") is None:
+    if request.node.get_closest_marker("gpu") is None:
+        yield
+        return
+    import torch  # noqa: PLC0415
+
+    from tests.whole_card import card_lock, others_use_it  # noqa: PLC0415
+
+    if not torch.cuda.is_available():
         yield
         return
     alone = "whole_card" in request.fixturenames
@@ -79,7 +92,7 @@ def _beside_others_on_a_card(request: pytest.FixtureRequest) -> Iterator[None]:
 @pytest.fixture
 def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the times of runs do not matter, none waits for a host that other tests keep busy."""
-    monkeypatch.setattr(Pace, "settle", lambda self: True)
+    monkeypatch.setattr("simcore.validate.timing.pace.Pace.settle", lambda self: True)
 
 
 @pytest.fixture
