@@ -26,7 +26,7 @@ from simcore.schedules.tensor_parallel import tensor_parallel
 from simcore.sim.simulation import Simulation
 from simcore.studies.decode.speculation import HitPattern, RateHits, hit_draws
 from tests.programs import by_name
-from tests.thorough import examples
+from tests.thorough import examples, slow
 
 NEAR = 1e-9
 fixed = settings(derandomize=True, database=None)
@@ -408,6 +408,7 @@ rings = st.builds(
 )
 
 
+@slow
 def test_the_ring_is_its_recursion() -> None:
     wasted: list[bool] = []
 

@@ -61,6 +61,7 @@ def test_it_gives_what_the_command_line_gives(tmp_path: Path, monkeypatch: pytes
     assert json.loads(Path("run/summary.json").read_text())["answer"] == result.answer
 
 
+@slow
 def test_a_frame_has_a_row_for_each_figure() -> None:
     result = simcore.run(DECODE, jobs=1)
     frame = result.frame()
@@ -82,6 +83,7 @@ def test_requests_are_those_of_a_serving_run() -> None:
         simcore.run(DECODE, jobs=1).requests()
 
 
+@slow
 def test_settings_change_fields_and_the_content_stays() -> None:
     before = json.dumps(SERVING)
     result = simcore.run(SERVING, settings=["workload.requests=5"], jobs=1)
@@ -192,6 +194,7 @@ def test_the_script_of_the_documents_runs(capsys: pytest.CaptureFixture[str]) ->
     assert "report.html" in capsys.readouterr().out
 
 
+@slow
 def test_a_report_is_one_file(tmp_path: Path) -> None:
     page = simcore.run(DECODE, jobs=1).report(tmp_path / "of/no/folder/yet/page.html")
     assert [path.name for path in page.parent.iterdir()] == ["page.html"]

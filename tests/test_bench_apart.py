@@ -55,11 +55,13 @@ def test_a_command_has_the_environment_that_it_is_given() -> None:
 
 
 @pytest.mark.parametrize(("then", "code"), [("wait", None), ("sleep 0.2; exit 3", 3)], ids=["late", "ended"])
+@slow
 def test_what_a_command_started_ends_with_it(pipe: Pipe, then: str, code: int | None) -> None:
     assert exit_code(pipe.command(then), LATE_S if code is None else 60.0) == code
     assert (pipe.read(), pipe.read()) == (UP, b"")
 
 
+@slow
 def test_what_a_method_started_ends_with_it(pipe: Pipe) -> None:
     row = Row("continuous", "transformers 5", "tiny", "fp32", 2, 5)
     assert in_a_process(pipe.command(), row, LATE_S) == "not done after 0.4 s"

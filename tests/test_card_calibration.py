@@ -227,6 +227,7 @@ def test_what_was_fitted_of_contention_stays(card: Callable[..., list[Op]], tmp_
     assert load_profile("h200-sxm", str(target / "profile.yaml")) == again
 
 
+@slow
 def test_kinds_of_op_are_measured_anew_by_themselves(card: Callable[..., list[Op]], tmp_path: Path) -> None:
     """All else of a profile stays; a kind that was renewed twice has its last birth alone."""
     card(nothing)
@@ -826,6 +827,7 @@ def test_a_line_that_no_run_wrote_is_refused(held_out_rows: Path, old: str, new:
         judge(**HELD_OUT, again=held_out_rows)  # type: ignore[arg-type]
 
 
+@slow
 def test_only_the_shapes_of_a_run_are_judged_again(held_out_rows: Path) -> None:
     for changed, words in (({"seed": 102}, "have to be those"), ({"device": ""}, "--device")):
         with pytest.raises(InputError, match=words):
@@ -1105,6 +1107,7 @@ def test_a_profile_whose_smaller_tiles_left_the_cache_is_not_read(tmp_path: Path
             load_profile("h200-sxm", str(folder))
 
 
+@slow
 def test_an_other_models_matrices_are_extrapolated() -> None:
     """What was measured near other matrices says nothing of them, and the interval is as wide as matrices
     differ."""

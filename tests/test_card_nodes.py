@@ -173,6 +173,7 @@ def test_a_step_takes_longer_by_the_states_that_each_layer_leaves(batch: int) ->
 
 
 @pytest.mark.parametrize(("profile", "waits"), [("local", True), ("none", False)])
+@slow
 def test_only_prices_of_ops_alone_have_what_they_leave_added(profile: str, waits: bool) -> None:
     """By a device's own prices: a datasheet's floor has all traffic in it."""
     scenario = parse_scenario({**HYBRID, "profile": profile}, "test.yaml")

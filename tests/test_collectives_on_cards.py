@@ -149,6 +149,7 @@ class TestInterpreted:
     @pytest.mark.parametrize(
         "layout", [pytest.param(Layout(32, 1, 1), marks=slow), Layout(64, 2, 3), Layout(256, 1, 32)]
     )
+    @slow
     def test_any_layout(self, layout: Layout) -> None:
         for dtype in FORMATS:
             xs = drawn(3, 3, dtype, 1, 777)
@@ -410,6 +411,7 @@ def take_part(
 
 @pytest.mark.skipif(not ONE_BY_ONE, reason="Triton's interpreter is not chosen")
 @pytest.mark.parametrize("ranks", first(1, [2, 4]))
+@slow
 def test_ranks_that_wait_for_each_other(ranks: int) -> None:
     """As processes they may run at the same time even where launches run one by one."""
     rounds = [drawn(n, ranks, torch.float16, 1, 601) for n in range(12)]

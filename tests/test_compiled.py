@@ -259,6 +259,7 @@ print(simcore.run(scenario).provenance["event_loop"])
 
 
 @COMPILED_ONLY
+@slow
 def test_a_size_that_is_missing_is_told_by_the_compiled_core_too() -> None:
     program = """
 from simcore import compiled

@@ -458,6 +458,7 @@ def test_a_calibrations_cases_run_on_a_card(monkeypatch: pytest.MonkeyPatch) -> 
 
 @emulated
 @pytest.mark.parametrize("own", [False, True])
+@slow
 def test_instances_have_weights_of_one_model_or_their_own(own: bool) -> None:
     decoder = Decoder(SMALL.config, dtypes=F32, outside=False)
     found = []

@@ -259,6 +259,7 @@ def test_a_changed_sibling_is_no_measured_card() -> None:
     assert changed.source == "carried"
 
 
+@slow
 def test_a_change_that_no_price_depends_on_changes_nothing() -> None:
     """More memory, in the study that charges each launch by itself."""
     tiling: Document = {
@@ -281,6 +282,7 @@ def test_a_change_that_no_price_depends_on_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize("factor", [0.3, 0.01, 1e-6])
+@slow
 def test_memory_however_slow_breaks_no_law(factor: float) -> None:
     document = decode(random.Random(3)) | {"batch": 4, "context_tokens": 512}
     slower = {"base": "h200-sxm", "change": {"hbm_bytes_per_s": {"times": factor}}}

@@ -448,6 +448,7 @@ def test_a_written_scenario_is_read_again() -> None:
     assert "fleets" not in resolved(parse_scenario(document(), "x"))
 
 
+@slow
 def test_the_command_line_writes_a_run_and_its_report(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -479,6 +480,7 @@ def planned(tmp_path: Path, base: Document, **fields_: Any) -> Plan:
     return answered(load_plan(path), jobs=1, progress=lambda *_: None)
 
 
+@slow
 def test_a_grid_of_fleets_sums_costs_and_power_over_groups(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -44,6 +44,7 @@ def values(outcome: Outcome, metric: str) -> dict[Any, float]:
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[thorough] if name == "codellama_34b" else []) for name in SMALLER]
 )
+@slow
 def test_each_runs_under_the_laws(name: str) -> None:
     """A law that is broken raises."""
     outcome = ran(name, *SMALLER[name])

@@ -155,6 +155,7 @@ def test_a_spoilt_run_directory_gives_a_report_or_one_line(
 
 @settings(derandomize=True, max_examples=examples(60))
 @given(text=st.text(max_size=80))
+@slow
 def test_any_text_is_a_document_or_an_input_error(text: str) -> None:
     for parse in (parse_yaml, parse_json):
         line = refusal(parse, text)
@@ -375,6 +376,7 @@ def test_a_rate_scale_below_what_a_float_divides_by_is_refused(call: Call) -> No
 
 
 @pytest.mark.parametrize("gap_s", ["1e-320", "5e-324", "1e-12"])
+@slow
 def test_requests_that_come_next_to_no_time_apart_run(call: Call, gap_s: str) -> None:
     Path("t.csv").write_text(f"when,in,out\n0,64,3\n{gap_s},64,3\n", encoding="utf-8")
     columns = {"arrival": "when", "prompt": "in", "output": "out"}
@@ -393,6 +395,7 @@ def test_launches_of_more_than_a_second_are_named(call: Call) -> None:
     assert "overheads: launch_s and launch_kernel_s make 1.8 s of a launch" in line
 
 
+@slow
 def test_a_long_name_is_not_repeated_in_full(call: Call) -> None:
     for document in (
         {**fuzz_inputs.DECODE, "x" * 100_000: 1},
@@ -614,6 +617,7 @@ def test_a_file_is_whole_or_as_it_was(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("room_bytes", first(1, [300, 0, 5000]))
 @pytest.mark.parametrize("command", ["run", "report", "export", "import"])
+@slow
 def test_on_a_full_disk_nothing_is_left_half_written(
     command: str, room_bytes: int, finished_run: Path, call: Call, tmp_path: Path
 ) -> None:

@@ -101,6 +101,7 @@ def test_prices_between_the_rows_follow_the_times(
     assert price(ops.norm("n", tokens=1, hidden=4096, dtype="bf16")).source == "roofline"
 
 
+@slow
 def test_a_run_by_products_alone_says_what_the_roofline_prices(
     card: DeviceSpec, capsys: pytest.CaptureFixture[str]
 ) -> None:

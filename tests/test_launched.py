@@ -15,6 +15,7 @@ from simcore.validate.timing import compile_ahead
 from simcore.validate.timing.op_times import op_times, plain
 from simcore.validate.timing.precompile import compile_for, launched
 from tests.test_card_real import LAYER, LINEAR
+from tests.thorough import slow
 
 TILES: dict[str, Any] = {
     "name": "tiles",
@@ -37,6 +38,7 @@ def quiet(doing: str, done: int, total: int) -> None:
 @pytest.mark.parametrize(
     "document", [TILES, AT_ONCE, LAYER, SHAPES], ids=["tiling", "tiling in one launch", "decode", "operators"]
 )
+@slow
 def test_the_ops_of_a_scenario_are_those_that_a_real_machine_runs(document: dict[str, Any]) -> None:
     scenario, real = parse_scenario(document, "x"), Real()
     assemble(scenario, "x", Place("cpu", real.start)).study.run(quiet)

@@ -102,6 +102,7 @@ def test_a_latency_alone_is_that_of_the_whole_result() -> None:
             assert runs.latency_s(there) == other.run(there).latency_s > 0.0
 
 
+@slow
 def test_paths_of_tokens_are_stretches_of_the_critical_path() -> None:
     runs, cases = bench("h200/alspec_long_context.yaml", "context_tokens=8192", "tokens=3")
     for case in {case.axes.strategy: case for case in cases}.values():

@@ -304,6 +304,7 @@ def test_requests_beyond_the_model_are_refused(tmp_path: Path, capsys: pytest.Ca
 
 
 @pytest.mark.usefixtures("without_report")
+@slow
 def test_the_longest_request_that_comes_decides(tmp_path: Path) -> None:
     """Not the longest that could: of four draws up to 100,000 with a mean of 50, none is near 2,048."""
     drawn = {"kind": "lognormal", "mean": 50, "cv": 0.5, "max": 100_000}

@@ -447,6 +447,7 @@ def test_ways_of_decoding_that_are_wrong_are_told(tmp_path: Path) -> None:
             simcore.run(written(tmp_path, {**DECODE, "strategies": strategies}), jobs=1)
 
 
+@slow
 def test_a_tiling_that_forgets_positions_is_told(tmp_path: Path) -> None:
     (tmp_path / "own_tiling.py").write_text(OWN_TILING)
     scenario = {**TILING, "strategies": [{"kind": "own_tiling:Anew", "left_out": 2}]}

@@ -82,6 +82,7 @@ def test_table_3_needs_the_fractional_number_of_hits() -> None:
 
 
 @pytest.mark.parametrize("context", first(1, [131072, 1024]))
+@slow
 def test_the_critical_path_adds_up_to_the_latency_in_every_row(context: int) -> None:
     outcome, _ = ran("alspec.yaml", "crossover=[]", f"context_tokens={context}")
     parts: dict[Any, float] = {}

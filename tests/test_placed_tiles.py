@@ -22,6 +22,7 @@ from simcore.kernels.long_convolution.triton_toeplitz import toeplitz_tile
 from simcore.ops import convolution as conv
 from simcore.ops.convolution import IMPLEMENTATIONS
 from tests.test_triton_convolution import BOUNDS, DEVICE, HAS_GPU, drawn, ints
+from tests.thorough import slow
 
 torch.set_num_threads(1)
 
@@ -121,6 +122,7 @@ def test_no_tile_reaches_beyond_all_positions(t: int) -> None:
 
 @by_kernels
 @pytest.mark.parametrize("fused", [True, False])
+@slow
 def test_transforms_move_in_one_launch_and_in_three(fused: bool) -> None:
     side, outputs, t = (16, 9, 20) if fused else (16, 16, 27)
     y, z = levels(torch.float32, 48)
@@ -135,6 +137,7 @@ def test_transforms_move_in_one_launch_and_in_three(fused: bool) -> None:
 
 
 @by_kernels
+@slow
 def test_products_move() -> None:
     side, outputs, t = 8, 8, 19
     y, z = levels(torch.float32, 40)

@@ -1110,6 +1110,7 @@ def test_a_plan_is_the_same_by_one_process_and_by_two(tmp_path: Path) -> None:
     assert one.summary() == two.summary()
 
 
+@slow
 def test_a_plan_that_was_ended_goes_on_where_it_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -1829,6 +1830,7 @@ def test_a_kind_that_varies_to_none_leaves_nothing_of_the_others(tmp_path: Path)
         assert "the same as one before" in next(iter(found.left_out))
 
 
+@slow
 def test_points_that_are_the_same_are_on_the_page_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

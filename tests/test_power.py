@@ -891,6 +891,7 @@ def test_rows_that_determine_nothing_are_refused() -> None:
         fit([replace(row, times=1.0) for row in rows])
 
 
+@slow
 def test_the_profile_has_the_constants_of_the_recorded_rows() -> None:
     profile = load_profile("h200-sxm", "local")
     assert isinstance(profile, FittedProfile)
@@ -902,6 +903,7 @@ def test_the_profile_has_the_constants_of_the_recorded_rows() -> None:
     assert found.error_pct < 1.0
 
 
+@slow
 def test_after_rest_a_card_keeps_its_clock_for_a_while() -> None:
     """What was measured, the median of three beginnings: 51 ms after rest, 18 after products of few rows; the
     law says when, to 10 ms."""

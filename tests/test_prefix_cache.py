@@ -120,6 +120,7 @@ class Walked:
 
 
 @pytest.mark.parametrize("block", BLOCKS)
+@slow
 def test_one_after_the_other_reuses_what_a_plain_lru_does(block: int) -> None:
     hits = 0
     for seed in SEEDS:

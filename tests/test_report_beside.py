@@ -18,6 +18,7 @@ from simcore.reports.serving import sections as sections_serving
 from simcore.reports.tiling import sections as sections_tiling
 from simcore.studies.common import Outcome
 from tests import serving_run, test_report_tiling
+from tests.thorough import slow
 
 LABEL = serving_run.SERVERS[0].label
 FASTER = 0.5
@@ -128,6 +129,7 @@ def test_a_trend_has_the_predicted_figures(of_served_beside: list[Any]) -> None:
 # -- tiling ----------------------------------------------------------------------------------------
 
 
+@slow
 def test_time_by_position_is_predicted_beside_measured(tiled: Path, of_tiled_beside: list[Any]) -> None:
     alone = drawn(sections_tiling.sections(read_run(tiled)), "cumulative", (1,))
     both = drawn(of_tiled_beside, "cumulative", (1, 0))

@@ -323,6 +323,7 @@ def _degenerate() -> dict[str, pd.DataFrame]:
 
 
 @pytest.mark.parametrize("case", first(2, _degenerate()))
+@slow
 def test_a_page_comes_of_whatever_is_there(case: str, tmp_path: Path) -> None:
     page = reports.build(write_run(tmp_path, _degenerate()[case], compared=pd.DataFrame()))
     plots = _data(page)["plots"]

@@ -324,6 +324,7 @@ CASES = ("results only", "closed loop", "no values", "no rows", "one rate", "one
 
 
 @pytest.mark.parametrize("case", first(1, CASES))
+@slow
 def test_a_page_comes_of_whatever_is_there(case: str, tmp_path: Path) -> None:
     page = reports.build(_run(tmp_path, case))
     plots = _data(page)["plots"]

@@ -25,7 +25,7 @@ from simcore.reports.run import read_run
 from simcore.reports.tiling import figures as figures_tiling
 from simcore.reports.tiling import sections as sections_tiling
 from simcore.reports.validation import sections as sections_validation
-from tests.thorough import first, thorough
+from tests.thorough import first, slow, thorough
 
 SMALL = 32
 IMPLEMENTATIONS = ("conv", "flash_conv", "fft", "flash_fft")
@@ -455,6 +455,7 @@ def test_every_case_of_a_sweep_has_its_number(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("missing", first(2, ["", "all", "steps", "tiles", "cells", "growth"]))
+@slow
 def test_a_page_comes_of_whatever_is_there(missing: str, tmp_path: Path) -> None:
     write_run(tmp_path, batches=(1,), tokens=64, variants=VARIANTS[:3], optional=missing != "all")
     if missing and missing != "all":

@@ -10,6 +10,7 @@ from simcore.ops import op as ops
 from simcore.ops.op import Floor, Graph, Op, Price, Pricer, Publication
 from simcore.sim.contention import Demand
 from simcore.sim.segments import Cuts
+from tests.thorough import slow
 
 
 def price(op: Op) -> Price:
@@ -34,6 +35,7 @@ def test_a_graph_that_is_gone_leaves_its_segments_to_no_other(local: bool) -> No
         del graph, segment
 
 
+@slow
 def test_graphs_stay_as_long_as_anything_is_kept_by_their_ids() -> None:
     """Of a graph without links the shared prices too, whose run may be over."""
     shared = Cuts(price, roofline)

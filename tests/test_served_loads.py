@@ -42,6 +42,7 @@ def test_an_error_is_that_of_the_larger_over_the_smaller() -> None:
     assert figures([*some, duration]) == pytest.approx({"median": 10.0, "worst": 100.0, "duration": 50.0})
 
 
+@slow
 def test_a_prediction_is_that_of_a_run(tmp_path: Path) -> None:
     file = written(tmp_path / "rows.csv", a_row(), a_row(metric="duration_s"))
     found = {one.latency.metric: one.predicted_s for one in predicted(read_latencies(file), "local")}
@@ -91,6 +92,7 @@ def test_rows_may_stand_in_any_order_and_once(tmp_path: Path) -> None:
         read_latencies(written(tmp_path / "rows.csv", *rows, a_row(measured=2.0)))
 
 
+@slow
 def test_the_same_settings_may_have_run_twice(tmp_path: Path) -> None:
     """On two days, once on a card whose cap is known; both are named."""
     file = tmp_path / "rows.csv"

@@ -454,6 +454,7 @@ def mean_waits_s(waits: Floats) -> Floats:
 
 @SYSTEMS
 @pytest.mark.parametrize("load", first(1, RUNS))
+@slow
 def test_mean_waiting_time_is_that_of_theory(load: float, servers: int, exponential: bool) -> None:
     """Within four standard errors. The mean of a run is one sample: the spread over 200 replicas of the
     scenario's own requests gives its error. Each simulated wait is that of the recursion, which stands for
@@ -834,6 +835,7 @@ def test_where_nothing_is_served_there_is_no_speedup() -> None:
 
 
 @pytest.mark.parametrize("rate_per_s", first(1, [500.0, 1.0]))
+@slow
 def test_prices_at_both_ends_bracket_the_value(rate_per_s: float) -> None:
     """At overload, and far below saturation."""
     load = workload(8, {"kind": "poisson", "rate_per_s": rate_per_s}, (1, 900), 40)

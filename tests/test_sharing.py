@@ -18,7 +18,7 @@ from simcore.sim.contention import Demand, max_min_rates, max_min_shares, shared
 from simcore.sim.sharing import Listed, Piece, SharedDevice
 from simcore.sim.simulation import Simulation
 from tests.programs import toy, toy_price, toy_roofline, toys
-from tests.thorough import examples
+from tests.thorough import examples, slow
 
 fixed = settings(derandomize=True, database=None)
 
@@ -244,6 +244,7 @@ def replay_ends(trace: Trace) -> dict[str, list[float]]:
     return ends
 
 
+@slow
 def test_a_burst_equals_its_launches_one_by_one() -> None:
     stopped: list[bool] = []
 

@@ -112,6 +112,7 @@ def test_larger_patterns(used: list[bool]) -> None:
 
 
 @given(st.lists(st.booleans(), max_size=300))
+@slow
 def test_a_shuffled_region_is_left_alone(used: list[bool]) -> None:
     offset, _ = shuffle(used)
     tight = [offset <= slot < offset + sum(used) for slot in range(len(used))]

@@ -482,6 +482,7 @@ def test_where_promises_are_kept_the_answer_says_by_whom() -> None:
     assert "p99 TPOT" not in answered({"ttft_s": 1.0}).answer
 
 
+@slow
 def test_where_no_way_keeps_its_promises_the_answer_names_the_nearest_not_the_first() -> None:
     of = answered({"ttft_s": 0.0065})
     kept = by_label(of, "slo_attainment")

@@ -57,7 +57,7 @@ from simcore.kernels.decoder.split_kv import ONE_BY_ONE, Cache
 from simcore.kernels.decoder.token import note, reference_note
 from simcore.kernels.table import TABLE
 from simcore.ops import op as ops
-from tests.thorough import thorough
+from tests.thorough import slow, thorough
 
 torch.set_num_threads(1)
 
@@ -657,6 +657,7 @@ def test_a_layer(dtype: torch.dtype, page: int) -> None:
         for dtype in DTYPES
     ],
 )
+@slow
 def test_a_layer_of_more_sequences(dtype: torch.dtype, with_gate: bool) -> None:
     """Without a gate activations are launches of their own there."""
     b, layers = small_decoder(dtype, pairs=17)

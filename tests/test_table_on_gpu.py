@@ -137,6 +137,7 @@ def test_double_precision_takes_torchs_way(launches: list[str]) -> None:
 
 @pytest.mark.parametrize("half", first(1, [False, True]))
 @pytest.mark.parametrize("name", first(3, ["lazy", "eager", "flash_fft", "conv", "flash_conv", "fft"]))
+@slow
 def test_a_model_by_any_tiling(
     name: str, half: bool, launches: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -34,7 +34,7 @@ from simcore.kernels.linear_attention.triton_step import (
     step_config,
 )
 from simcore.kernels.linear_attention.triton_tensors import Sizes, reference_linear_attention
-from tests.thorough import first, thorough
+from tests.thorough import first, slow, thorough
 
 torch.set_num_threads(1)
 
@@ -201,6 +201,7 @@ def test_rows_copied_by_descriptors(groups: int, alone: bool, pieces: int, size:
         ],
     ),
 )
+@slow
 def test_chunks_of_sequences_that_end_early(shape: dict[str, int]) -> None:
     """Before the first row, within a chunk, at its end, at the end of a group, and beyond the tensor."""
     s = Sizes(7, 2, 1, 80, 16, 16)
@@ -214,6 +215,7 @@ def test_chunks_of_sequences_that_end_early(shape: dict[str, int]) -> None:
 @pytest.mark.parametrize(
     "shape", first(1, [{"pieces": 2}, {"pieces": 1}, {"pieces": 3, "summed": 1}, {"alone": True}])
 )
+@slow
 def test_what_a_state_has_forgotten_is_not_read_for_it(shape: dict[str, int]) -> None:
     """A weight is below 2^-40 after 41 rows of one head, and 21 of the other."""
     s = Sizes(1, 2, 2, 400, 16, 16)
@@ -232,6 +234,7 @@ def test_what_a_state_has_forgotten_is_not_read_for_it(shape: dict[str, int]) ->
 
 @pytest.mark.parametrize("shape", first(1, [{"pieces": 2}, {"pieces": 1}, {"summed": 1}, {"alone": True}]))
 @pytest.mark.parametrize("decay", first(1, [0.5, 1e-13]))
+@slow
 def test_nothing_but_the_last_row_is_left_of_a_state(decay: float, shape: dict[str, int]) -> None:
     """Of a decay below 2^-40, and of rows as of an initial state; the other head forgets nothing."""
     s, config = Sizes(3, 2, 2, 80, 16, 16), ChunkedConfig(16, 16, 3, 2, 4, **shape)
