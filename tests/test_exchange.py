@@ -141,7 +141,7 @@ def random_shape(rng: np.random.Generator) -> Shape:
 
 @interpreted
 class TestInterpreted:
-    @pytest.mark.parametrize("priorities", PRIORITIES)
+    @pytest.mark.parametrize("priorities", first(4, PRIORITIES))
     def test_the_higher_priority_gives(self, priorities: tuple[int, int]) -> None:
         for shape in (Shape(2, 300, 3, 4, 24), Shape(1, 301, 3, 2, 7, spare=1)):
             ranks, of = pair(shape, 1, priorities), boxes(shape)

@@ -12,7 +12,8 @@ from tests.thorough import slow, thorough
 # Of half a second or more, but for serving_flover and tiling_schedules, which are looked at every time.
 SLOW = {
     "decode_speculation", "serving_ranks", "serving_engines", "decode_published_hits", "serving_scaled",
-    "serving_fleets", "serving_tenants", "serving_clients", "decode_crossover_found",
+    "serving_fleets", "serving_tenants", "serving_clients", "decode_crossover_found", "tiling_schedules",
+    "serving_flover",
 }  # fmt: skip
 # Much like others: of one length or of several, of arrivals of one's own, of several prefills or batches.
 ALIKE = {

@@ -19,6 +19,7 @@ from simcore.models.number_formats import number_formats
 from simcore.ops import op as ops
 from simcore.ops.op import DTYPE_BYTES, WEIGHT_ONLY_BYTES, Op, Price, Pricer
 from tests.checkpoints import BY_NAME, CHECKPOINTS, Checkpoint
+from tests.thorough import first
 
 H200, A100 = load_device("h200-sxm"), load_device("a100-sxm-80gb")
 FLOOR = roofline(H200)
@@ -132,7 +133,7 @@ def latency_s(checkpoint: Checkpoint, price: Pricer, batch: int, context: int, p
 CONTEXTS = [random.Random(7).randint(1, 131_072) for _ in range(4)]
 
 
-@pytest.mark.parametrize("context", [1, 1024, *CONTEXTS])
+@pytest.mark.parametrize("context", first(3, [1, *CONTEXTS, 1024]))
 @pytest.mark.parametrize("batch", [1, 8, 64])
 @pytest.mark.parametrize("checkpoint", CHECKPOINTS, ids=lambda c: c.name)
 def test_a_token_takes_between_its_roofline_and_bf16(

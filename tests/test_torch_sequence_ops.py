@@ -44,7 +44,7 @@ def calls(device: str) -> dict[str, tuple[Tensor, ...]]:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("name", first(3, calls("cpu")))
+@pytest.mark.parametrize("name", first(1, calls("cpu")))
 def test_torch_finds_nothing_wrong(name: str, device: str) -> None:
     torch.library.opcheck(getattr(OPS, name).default, calls(device)[name], test_utils=CHECKS)
 
