@@ -1,5 +1,5 @@
-# check: what a change should pass before anything else, in some minutes; test: all tests, also many cases
-# alike (thorough) and those of 0.4 s or more (slow), which pytest leaves out by itself.
+# check: what a change should pass before anything else, in about two minutes; test: all tests, also many cases
+# alike (thorough) and those of 0.2 s or more (slow), which pytest leaves out by itself.
 # Each target runs with the tools of the active environment.
 PYTHON ?= python
 # Each process of a run finds the byte code of what another has imported before.

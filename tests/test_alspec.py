@@ -105,6 +105,7 @@ def run_tensor_parallel(c: Costs, layers: int, *, ranks: int = 1, parts: bool = 
 # -- appendix F ----------------------------------------------------------------------------------
 
 
+@slow
 @settings(fixed, max_examples=examples(200))
 @given(
     c=costs,
@@ -140,6 +141,7 @@ def test_tensor_parallel_is_fixed_plus_layers(c: Costs, layers: int, ranks: int)
     assert token == pytest.approx(c.fixed + layers * (c.per_layer + c.sends), rel=NEAR, abs=NEAR)
 
 
+@slow
 @settings(fixed, max_examples=examples(30))
 @given(c=costs, layers=st.integers(1, 6), seed=st.integers(0, 99), ranks=st.sampled_from([2, 4]))
 def test_ranks_of_a_group_work_as_one(c: Costs, layers: int, seed: int, ranks: int) -> None:
@@ -165,6 +167,7 @@ def divided_token(c: Costs, hits: list[bool]) -> float:
 patterns = st.lists(st.booleans(), min_size=1, max_size=10)
 
 
+@slow
 @settings(fixed, max_examples=examples(100))
 @given(c=costs, hits=patterns)
 def test_a_divided_layer_exposes_the_first_part_before_attention(c: Costs, hits: list[bool]) -> None:

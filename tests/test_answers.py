@@ -307,6 +307,7 @@ def test_each_request_is_answered_as_if_it_ran_alone(name: str, seed: int, confi
             assert state.answers[r.id][: r.output_tokens] == truth, (r.id, r.preemptions)
 
 
+@slow
 def test_sequences_that_were_sent_back_go_on_where_they_were() -> None:
     """Blocks for one and a half of them: several are sent back, and computed again."""
     wanted = [Request(i, 0.0, 6, 14, 14) for i in range(4)]
@@ -318,6 +319,7 @@ def test_sequences_that_were_sent_back_go_on_where_they_were() -> None:
         assert state.answers[r.id] == alone.answer(prompt_ids(r, 53, SEED).tolist(), 14)
 
 
+@slow
 def test_turns_that_begin_with_what_is_cached_are_answered_as_if_nothing_were() -> None:
     """Three turns of a session, each with the answer before it in its prompt and prompts that begin alike."""
     prompts, answers = [8, 17, 26], [5, 5, 5]

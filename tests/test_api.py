@@ -107,6 +107,7 @@ def test_settings_are_values_by_path_or_words(settings: Any) -> None:
     assert "settings=['workload.requests=5', " in result.provenance["command"]
 
 
+@slow
 def test_a_text_is_one_setting() -> None:
     frame = simcore.run(DECODE, settings="context_tokens=[2048]", jobs=1).frame()
     assert frame["context_tokens"].max() == 2048
@@ -131,6 +132,7 @@ def test_places_of_lists_are_named_as_in_messages() -> None:
         set_field(document, "strategies[2].ranks=1")
 
 
+@slow
 def test_two_runs_are_compared_figure_by_figure() -> None:
     one = simcore.run(DECODE, jobs=1)
     other = simcore.run(DECODE, settings=["context_tokens=[4096, 8192]"], jobs=1)
@@ -180,6 +182,7 @@ def test_what_is_no_run_is_not_compared(given: Any) -> None:
         simcore.compare(simcore.run(DECODE, jobs=1), given)
 
 
+@slow
 def test_runs_on_one_device_each_are_compared_whatever_it_is() -> None:
     one = simcore.run(DECODE, jobs=1)
     both = simcore.compare(one, simcore.run(DECODE, settings=["device=h100-sxm"], jobs=1))
@@ -244,6 +247,7 @@ def test_what_is_wrong_is_one_line(given: Any, words: dict[str, Any], says: str)
     assert "\n" not in str(raised.value)
 
 
+@slow
 def test_numpy_values_are_those_of_python() -> None:
     given = {
         **DECODE,

@@ -30,6 +30,7 @@ from simcore.workload.drawn import (
 from simcore.workload.spec import Workload
 from simcore.workload.streams import stream
 from simcore.workload.vllm_bench import read_bench, write_bench
+from tests.thorough import slow
 
 SIGMAS = 4.0
 POISSON = {"kind": "poisson", "rate_per_s": 2.0}
@@ -253,6 +254,7 @@ def test_requests_are_made_one_by_one() -> None:
     assert type(made[-1].prompt_tokens) is int
 
 
+@slow
 def test_a_million_requests_take_little_time() -> None:
     """Of this process alone: others may keep the machine busy."""
     lognormal = {"kind": "lognormal", "mean": 500.0, "cv": 1.0, "max": 4096}
@@ -437,6 +439,7 @@ def test_a_file_that_changes_is_read_again(tmp_path: Path) -> None:
     assert (len(first.prompt_tokens), len(second.prompt_tokens)) == (1, 2)
 
 
+@slow
 @settings(max_examples=40)
 @given(
     rows=st.lists(
@@ -662,6 +665,7 @@ def test_figures_are_those_of_vllm(tmp_path: Path) -> None:
     assert read.figures["p99_itl_ms"] == found["p99_itl_ms"]
 
 
+@slow
 @settings(max_examples=60)
 @given(st.lists(st.tuples(st.floats(1e-6, 1e3), st.integers(0, 4)), max_size=12))
 def test_pooled_gaps_give_the_figures_of_all_of_them(

@@ -35,7 +35,7 @@ from tests.test_triton_attention import (
     small_case,
     small_config,
 )
-from tests.thorough import first
+from tests.thorough import first, slow
 
 torch.set_num_threads(1)
 Config = DecodeConfig | DealtConfig | None
@@ -121,6 +121,7 @@ def halves(case: Case, at: int) -> list[Case]:
     ]
 
 
+@slow
 @pytest.mark.parametrize("config", [laid_out(16, 3), dealt(5)])
 def test_two_parts_of_a_context_are_joined_by_their_logs(config: Config) -> None:
     shape = Shape(kv_heads=2, group=3, head_dim=80)

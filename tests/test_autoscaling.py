@@ -35,6 +35,7 @@ from simcore.studies.serving.study import cases, refusal
 from simcore.studies.serving.window import whole_run
 from simcore.workload.requests import END, REQUESTS, Request
 from tests.test_serving import Document, bench, document, outcome, strategy, workload
+from tests.thorough import slow
 
 CLOSE = 1e-9
 KINDS = (
@@ -486,6 +487,7 @@ def test_checks_pause_while_nothing_comes(tmp_path: Path) -> None:
     np.testing.assert_allclose(first, second, atol=0.011)
 
 
+@slow
 def test_an_outcome_says_what_is_spared_and_what_is_lost(tmp_path: Path) -> None:
     given = scaled({"kind": "none"}, rule(target=[2.0, 8.0]), workload=bursts(tmp_path), slo={"ttft_s": 0.03})
     found = outcome(given)

@@ -68,6 +68,7 @@ def test_what_a_method_started_ends_with_it(pipe: Pipe) -> None:
     assert (pipe.read(), pipe.read()) == (UP, b"")
 
 
+@slow
 def test_what_a_part_started_ends_with_it(
     pipe: Pipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -99,6 +99,7 @@ def test_the_requests_are_the_first_of_the_scenario_and_come_at_once() -> None:
     assert [strategy.kind for strategy in scenario.strategies] == ["continuous_batching"]
 
 
+@slow
 def test_prompts_have_the_scenarios_lengths_and_ids_of_the_model(tmp_path: Path) -> None:
     asked = asked_in(tmp_path)
     assert len(asked.prompts) == len(asked.output_tokens) == 5
@@ -147,6 +148,7 @@ class Compiles:
         return torch.nn.functional.pad(input_ids, (0, max_new_tokens), value=1)
 
 
+@slow
 @pytest.mark.parametrize(("later", "says"), [(0, ""), (3, ", 6 graphs compiled in it")])
 def test_what_was_compiled_in_the_run_that_counts_is_said(later: int, says: str) -> None:
     asked = Asked(((1, 2, 3), (4, 5, 6), (7,), (8, 9)), (7, 2, 1, 4))
@@ -359,6 +361,7 @@ def called(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
     return int(ended.value.code or 0)
 
 
+@slow
 @emulated
 @pytest.mark.parametrize(
     ("words", "says"),

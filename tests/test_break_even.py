@@ -324,6 +324,7 @@ def test_one_replica_has_no_interval_and_says_so(
     assert ("One replica has no interval" in page, "no interval<" in page) == (alone, alone)
 
 
+@slow
 def test_a_note_names_the_last_column_only_where_it_stands(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -341,6 +342,7 @@ def test_a_note_names_the_last_column_only_where_it_stands(
         assert ("neither for sure" in page) == overlap
 
 
+@slow
 def test_a_combination_that_cannot_be_is_left_out(tmp_path: Path) -> None:
     """Three ranks do not divide 32 heads; a context of 200,000 tokens is longer than the model's."""
     vary = {"strategies.0.ranks": [[1, 2], 3], "context_tokens": [64, 200_000]}

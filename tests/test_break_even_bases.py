@@ -101,6 +101,7 @@ def formulas(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, float, int]]:
     return ran
 
 
+@slow
 def test_costs_of_two_studies_cross_where_they_do(tmp_path: Path, formulas: list[Any]) -> None:
     """2 n = n + b n^2 / 1000 at n = 1000 / b. With 10 % either side attention leads for sure up to where
     1.1 (1 + b n / 1000) = 1.8, and the other from where 0.9 (1 + b n / 1000) = 2.2 on."""
@@ -121,6 +122,7 @@ def test_costs_of_two_studies_cross_where_they_do(tmp_path: Path, formulas: list
     assert (summary["metric"], summary["metrics"]) == ("time_s", PLAN["metric"])
 
 
+@slow
 @pytest.mark.usefixtures("formulas")
 def test_the_order_of_scenarios_changes_nothing_and_their_names_only_names(tmp_path: Path) -> None:
     found = answered(tmp_path)

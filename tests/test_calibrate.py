@@ -92,6 +92,7 @@ def toys() -> tuple[Clock, dict[str, Kernel], list[Op]]:
     return clock, table, shapes
 
 
+@slow
 def test_the_median_of_the_runs_is_not_moved_by_pauses() -> None:
     clock, table, shapes = toys()
     found = measure(table, shapes, FLOOR, 0.05, quiet, clock)
@@ -210,6 +211,7 @@ def test_every_shape_of_the_grid_has_a_kernel_and_work() -> None:
         assert 0.0 < floor_s < 1.0
 
 
+@slow
 def test_the_host_costs_of_the_torch_machine_are_small_and_positive() -> None:
     op_s, launch_s, wait_s = host_costs()
     assert 0.0 < op_s < 1e-3

@@ -405,6 +405,7 @@ def test_what_kernels_take_in_graphs_is_among_the_overheads_or_noted(
     assert load_profile("h200-sxm", str(tmp_path / "local")) == profile
 
 
+@slow
 def test_costs_of_verbs_are_renewed_alone(
     card: Callable[..., list[Op]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -450,6 +451,7 @@ def test_a_profile_stays_if_no_verb_could_be_measured(
     assert [path.name for path in tmp_path.iterdir()] == ["local"]
 
 
+@slow
 def test_jumps_are_found_between_measured_shapes(
     card: Callable[..., list[Op]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -489,6 +491,7 @@ def test_rows_left_over_by_four_are_told_apart(card: Callable[..., list[Op]], tm
         assert price(op).seconds == pytest.approx(1e-6 * (1.0 + 0.1 * (op["rows"] % 4)), rel=1e-6)
 
 
+@slow
 def test_what_only_checks_does_not_keep_a_jump_from_being_found(
     card: Callable[..., list[Op]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -557,6 +560,7 @@ def test_what_was_interrupted_goes_on_where_it_stopped(card: Callable[..., list[
     )
 
 
+@slow
 def test_what_there_is_no_time_for_is_noted(card: Callable[..., list[Op]], tmp_path: Path) -> None:
     seen = card(nothing)
     late = iter([0.0] + [1.0] * 50)
@@ -576,6 +580,7 @@ def test_what_another_card_left_is_not_taken(card: Callable[..., list[Op]], tmp_
     assert len(seen) == len(profile.points)
 
 
+@slow
 def test_what_cannot_be_measured_is_noted(card: Callable[..., list[Op]], tmp_path: Path) -> None:
     def small_only(op: Op) -> None:
         if op.kind == "kv_copy":
@@ -810,6 +815,7 @@ def test_what_a_profile_was_made_of_is_not_held_out(
     assert "left out: 3 shapes" in capsys.readouterr().out
 
 
+@slow
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
@@ -933,6 +939,7 @@ def app_of(main: Callable[..., None]) -> typer.Typer:
     return found
 
 
+@slow
 def test_operators_of_others_are_compared_where_they_are_the_same(tmp_path: Path) -> None:
     products = {"gemm_dtype": ["bfloat16", "fp8", "bfloat16", "int8"], "m": [16, 16, 16, 16]}
     products |= {"n": [6144, 6144, 7, 6144], "k": [4096, 4096, 9, 4096], "latency": [0.02, 0.005, 1.0, 1.0]}

@@ -302,6 +302,7 @@ def test_ranks_that_cannot_meet_by_kernels_are_refused(monkeypatch: pytest.Monke
         )
 
 
+@slow
 def test_one_step_is_captured_once_for_all_tokens() -> None:
     if HAS_GPU:
         pytest.skip("counted where nothing has to be compiled")

@@ -148,6 +148,7 @@ def test_steps_are_captured_for_all_that_may_come(counts: Sequence[int]) -> None
             assert (rounded_rows(rows), rounded(sequences, counts)) in steps
 
 
+@slow
 def test_kernels_are_compiled_for_the_captured_sizes(tmp_path: Path) -> None:
     of = scenario(tmp_path, STRATEGIES["continuous"])
     ops: list[Op] = launched(of, "t", lambda *_: None)

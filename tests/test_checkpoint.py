@@ -273,6 +273,7 @@ def test_a_birth_record_says_where_weights_are_from(study: str, tmp_path: Path) 
         (tmp_path / "model.safetensors").unlink(missing_ok=True)
 
 
+@slow
 def test_a_simulation_reads_no_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     written(tmp_path, GQA, {})
     file, out = scenario(tmp_path, "serving"), str(tmp_path / "out")

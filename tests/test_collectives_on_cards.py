@@ -226,6 +226,7 @@ class TestInterpreted:
             assert same_bits(residual, reference_residual(expected, before.clone()))
             assert out is None or same_bits(out, expected)
 
+    @slow
     @pytest.mark.parametrize("dtype", FORMATS)
     @pytest.mark.parametrize("ranks", first(2, [2, 1, 3, 4]))
     def test_new_residuals_are_normed(self, ranks: int, dtype: torch.dtype) -> None:

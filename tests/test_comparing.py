@@ -20,6 +20,7 @@ from simcore.reports.comparing.matching import judged, matched
 from simcore.reports.comparing.sides import Figure, read_side
 from simcore.studies.columns import COLUMNS
 from tests.command_line import call
+from tests.thorough import slow
 
 Row = dict[str, Any]
 
@@ -395,6 +396,7 @@ def test_an_older_directory_is_compared_by_what_it_has(tmp_path: Path) -> None:
 # -- what is written ---------------------------------------------------------------------------------------
 
 
+@slow
 def test_the_table_fits_and_the_page_has_both_runs(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

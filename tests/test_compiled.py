@@ -50,6 +50,7 @@ def imports_of(module: str) -> set[str]:
     return {name for name in names if source_of(name).is_file()}
 
 
+@slow
 def test_the_key_goes_by_all_that_the_core_imports() -> None:
     reached, left = set(compiled.MODULES), set(compiled.MODULES)
     while left:

@@ -122,6 +122,7 @@ asked = asking(0.01, 0.2, 1.0, 1e6)
 greedy = asking(0.7, 0.03, 0.03, 300.0)
 
 
+@slow
 @settings(derandomize=True, database=None, max_examples=examples(200))
 @given(st.lists(asked, min_size=1, max_size=8), st.randoms(use_true_random=False), st.data())
 def test_a_crowd_that_changes_is_the_crowd_as_it_is_now(begin: list[Demand], random: Any, data: Any) -> None:

@@ -76,6 +76,7 @@ def test_a_tile_goes_through_the_blocks_that_its_rows_attend(length: int, cached
         assert blocks(length, cached, group, of) == (len(each), sum(each), each[0], each[-1])
 
 
+@slow
 @given(st.integers(0, 400), st.integers(0, 10**6), st.integers(0, 10**6), st.integers(1, 10**4))
 def test_sums_of_floors_are_those_of_each(count: int, step: int, first: int, by: int) -> None:
     assert floors(count, step, first, by) == sum((first + i * step) // by for i in range(count))
@@ -249,6 +250,7 @@ def test_products_are_padded_whole_where_arithmetic_bounds_them() -> None:
         assert whole_tiles("matmul", shape) == padded / m
 
 
+@slow
 def test_the_grid_has_both_sides_of_where_a_tile_stays_in_the_cache() -> None:
     """No line along the layers goes from one side to the other by more than a layer."""
     for name in IMPLEMENTATIONS:
@@ -308,6 +310,7 @@ def test_the_grid_has_both_sides_of_where_inputs_leave_the_cache(
     assert max(stays[True]) + 1 == min(stays[False])
 
 
+@slow
 def test_what_only_checks_is_measured_apart_from_what_it_checks() -> None:
     kinds = ["norm", "rotary", "decode_attention"]
     shapes: list[tuple[Op, Role]] = [(op, "fit") for op in grid(kinds)]

@@ -238,6 +238,7 @@ def test_random_programs_do_the_same_on_a_real_card(program: RandomProgram) -> N
     same_as_simulated("cuda", program, 0)
 
 
+@slow
 @settings(fixed, max_examples=examples(100))
 @given(program=random_programs(), seed=st.integers(0, 2**16))
 def test_random_programs_keep_the_laws_whoever_is_faster(program: RandomProgram, seed: int) -> None:

@@ -90,6 +90,7 @@ def test_random_shapes(seed: int) -> None:
     attended(small_case(seed), replace(layout, even=random.choice([0, 2, 5])))
 
 
+@slow
 @interpreted
 @pytest.mark.parametrize("even", first(3, [1, 2, 3, FEW, FEW + 1]))
 def test_nearly_equal_lengths_have_as_many_parts(even: int) -> None:
@@ -98,6 +99,7 @@ def test_nearly_equal_lengths_have_as_many_parts(even: int) -> None:
     attended(case, laid_out(2, 2, even=even))
 
 
+@slow
 @interpreted
 @pytest.mark.parametrize("seed", first(2, range(12)))
 def test_a_head_may_have_many_parts(seed: int) -> None:
@@ -255,6 +257,7 @@ def test_splits_fill_one_wave() -> None:
             assert not few or short or config.splits == 1 or pairs < 5, (pairs, capacity, config)
 
 
+@slow
 def test_splits_that_read_slowly_have_larger_blocks() -> None:
     assert {split_alike(pairs, 9000).block for pairs in (29, 38, 64)} == {32}
     for pairs in (34, 37):
@@ -347,6 +350,7 @@ def in_order(counts: Sequence[int], heads: int) -> list[list[int]]:
     ]
 
 
+@slow
 @interpreted
 @pytest.mark.parametrize("reach", [None, 97])
 def test_lengths_are_nearly_equal_from_seven_eighths_on(reach: int | None) -> None:

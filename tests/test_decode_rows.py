@@ -54,6 +54,7 @@ def result(latency_s: float, **changes: Any) -> Result:
     return Result(latency_s, **{**fields, **changes})
 
 
+@slow
 def test_the_first_token_of_a_run_waits_for_its_host_and_does_not_count() -> None:
     """A launch takes the host 4 ms, which is one token ahead later."""
     base = {
@@ -340,6 +341,7 @@ def test_hits_by_layer_are_as_many_as_layers(replicas: int) -> None:
             found(layers)
 
 
+@slow
 @pytest.mark.parametrize(
     ("hits", "ways"),
     [
@@ -453,12 +455,14 @@ def ran(**changes: Any) -> Outcome:
     return parts.study.run(lambda *_: None)
 
 
+@slow
 def test_cases_go_through_contexts_first_then_hits() -> None:
     rows = [row for row in ran().rows if row.metric == "token_latency_s"]
     found = [(row.axes.context_tokens, row.axes.hit_rate) for row in rows]
     assert found == [(256, 0.25), (256, 0.75), (512, 0.25), (512, 0.75)]
 
 
+@slow
 def test_the_bound_to_first_order_stands_beside_the_others() -> None:
     hits = {"kind": "published", "task": "gsm8k-cot", "threshold": 0.1}
     given = {"alpha": 1e-3, "beta": 2e-3, "f_r": 0.5, "c": 0.25}
@@ -584,6 +588,7 @@ def test_communication_inside_ops_that_are_measured_as_a_whole_is_told_by_their_
         assert row.source[:19] == source
 
 
+@slow
 def test_a_bound_beyond_any_number_has_no_value() -> None:
     hits = {"kind": "published", "task": "gsm8k-cot", "threshold": 0.1}
     given = {"alpha": 1e200, "beta": 1e200}

@@ -27,7 +27,7 @@ from simcore.input.files import InputError
 from simcore.ops import op as ops
 from simcore.ops.op import Op, Price, Size
 from simcore.scenario import parse_scenario
-from tests.thorough import examples
+from tests.thorough import examples, slow
 
 CATALOGUE = ("a100-sxm-80gb", "a6000", "b200-sxm", "cpu", "h100-sxm", "h200-sxm", "n150")
 ACCELERATORS = tuple(name for name in CATALOGUE if name != "cpu")
@@ -244,6 +244,7 @@ def test_a_ring_takes_no_one_shot() -> None:
         replace(N150.link(), algorithms=("ring", "one_shot"))
 
 
+@slow
 def test_importing_prices_is_light() -> None:
     heavy = ("pandas", "scipy", "torch")
     code = f"import simcore.devices.price, sys; print([m for m in {heavy} if m in sys.modules])"
@@ -601,6 +602,7 @@ LINKS = st.sampled_from(
 COLLECTIVES = st.sampled_from([ops.all_gather, ops.reduce_scatter, ops.all_reduce])
 
 
+@slow
 @given(link=LINKS, make=COLLECTIVES, elements=st.integers(1, 2**30), ranks=st.integers(1, 31))
 def test_collectives_grow_with_bytes_and_ranks(
     link: spec.Link, make: object, elements: int, ranks: int
@@ -685,6 +687,7 @@ DEVICES = st.sampled_from([load_device(name) for name in CATALOGUE])
 DTYPES = st.sampled_from(["bf16", "fp8", "int4", "bfp8", "bfp4", "int8", "fp16"])
 
 
+@slow
 @given(device=DEVICES, dtype=DTYPES, m=st.integers(1, 4096), n=st.integers(1, 2**17), k=st.integers(1, 2**15))
 def test_matmuls_grow_and_keep_above_the_floor(
     device: DeviceSpec, dtype: str, m: int, n: int, k: int
@@ -769,6 +772,7 @@ def test_fewer_sequences_than_the_fewest_and_a_single_point() -> None:
     check(above)
 
 
+@slow
 @given(st.integers(1, 4096))
 def test_an_iteration_of_more_sequences_takes_no_less(sequences: int) -> None:
     price = pricer(A100, profile=FLOVER)

@@ -183,6 +183,7 @@ def check_case(document: Document) -> None:
     assert link == 1.0 if ranks == 1 else 1.0 <= link <= 2.0
 
 
+@slow
 @pytest.mark.parametrize("seed", first(1, range(6)))
 @pytest.mark.parametrize("draw", [decode, serving])
 def test_a_case_is_ranked_as_its_devices_are(draw: Callable[[random.Random], Document], seed: int) -> None:
@@ -220,6 +221,7 @@ def test_several_devices_are_one_study() -> None:
     assert len(set(outcome.tables["steps.parquet"]["label"].to_pylist())) == 6
 
 
+@slow
 def test_devices_on_different_bases_are_not_ranked() -> None:
     study, outcome = outcome_of(["h200-sxm", "h100-sxm", "a6000"])
     assert [one.basis for one in study.each] == [MEASUREMENTS, MEASUREMENTS, DATASHEET]
@@ -228,12 +230,14 @@ def test_devices_on_different_bases_are_not_ranked() -> None:
     assert outcome.unranked == ["tensor parallel, 1 device, a6000", "tensor parallel, 4 devices, a6000"]
 
 
+@slow
 def test_by_their_datasheets_all_devices_are_ranked() -> None:
     _, outcome = outcome_of(["h100-sxm", "a6000"], profile="none")
     assert "h100-sxm is best" in outcome.answer
     assert "a6000 takes" in outcome.answer
 
 
+@slow
 def test_a_device_on_which_nothing_fits_is_named() -> None:
     _, outcome = outcome_of(["h200-sxm", "a6000"], model="llama-3.1-70b", profile="none", strategies=[
         {"kind": "tensor_parallel", "ranks": 2}
@@ -242,6 +246,7 @@ def test_a_device_on_which_nothing_fits_is_named() -> None:
     assert outcome.answer.startswith("At 4,096 tokens")
 
 
+@slow
 def test_lists_of_figures_multiply() -> None:
     given = {"base": "h200-sxm", "change": {"hbm_bytes_per_s": {"times": [1.0, 1.5]}, "kernel_s": 1e-6}}
     study, _ = outcome_of(given)
@@ -289,6 +294,7 @@ def test_memory_however_slow_breaks_no_law(factor: float) -> None:
     assert took_s(document, slower) > took_s(document, "h200-sxm")
 
 
+@slow
 def test_a_list_of_devices_with_an_engine_is_repeated_by_its_resolved_scenario() -> None:
     given = serving(random.Random(1)) | {"device": ["h100-sxm", "h200-sxm"]}
     given["strategies"] = [{"kind": "continuous_batching", "engine": "vllm", "ranks": given["devices"]}]

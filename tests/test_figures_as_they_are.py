@@ -27,6 +27,7 @@ def marked(name: str) -> Any:
     return pytest.param(name, marks=marks)
 
 
+@slow
 @pytest.mark.parametrize("name", map(marked, NAMES))
 def test_figures_are_as_they_were(name: str) -> None:
     found = differences(written(name), lines_now(name))

@@ -101,6 +101,7 @@ def test_intervals_cover_what_comes_next() -> None:
         assert 0.85 < np.mean(inside) < 0.97, n
 
 
+@slow
 @pytest.mark.parametrize("n", [LEAST_CHECKS, 12, 40])
 def test_checks_cover_what_comes_next_whatever_its_distribution(n: int) -> None:
     """A few errors of ten times the others' size, as where a kernel's launch jumps: 90 % lie inside."""
@@ -123,6 +124,7 @@ def test_as_many_checks_as_nine_in_ten_of_one_more_can_be_counted_in() -> None:
     assert next(n for n in range(1, 99) if 9 * (n + 1) <= 10 * n) == LEAST_CHECKS
 
 
+@slow
 def test_an_interval_covers_what_another_process_finds(monkeypatch: pytest.MonkeyPatch) -> None:
     """All times of a kind a little longer or shorter, nine in ten times by up to 0.57 %, as two calibrations
     of a card do: the mean of 2,000 has a standard error of 0.004. Without what is added for it 0.72 are

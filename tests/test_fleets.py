@@ -231,6 +231,7 @@ def test_no_op_is_faster_than_the_roofline_of_its_own_kind(rows: bool) -> None:
 # -- equal groups, and their order -------------------------------------------------------------------------
 
 
+@slow
 @pytest.mark.parametrize("routing", first(1, ROUTINGS))
 @pytest.mark.parametrize("kind", ["continuous_batching", "dynamic_batching", "concurrent_instances"])
 def test_equal_groups_are_one_group_bit_for_bit(routing: str, kind: str) -> None:
@@ -246,6 +247,7 @@ def test_equal_groups_are_one_group_bit_for_bit(routing: str, kind: str) -> None
         assert figures(table, case, result) == figures(*whole)
 
 
+@slow
 def test_equal_groups_of_two_ranks_are_one_group_bit_for_bit() -> None:
     load = workload(40, {"kind": "poisson", "rate_per_s": 90.0}, (20, 400), (3, 60))
     ways = [strategy("continuous_batching", ranks=2)]
@@ -258,6 +260,7 @@ def test_equal_groups_of_two_ranks_are_one_group_bit_for_bit() -> None:
     assert (case.axes.devices, case.axes.ranks, case.servers) == (4, 2, 2)
 
 
+@slow
 def test_the_order_of_groups_renames_servers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Requests are sent by their number, so that each goes to the same device in either order."""
     groups = [h200(2, ranks=2), h100(1)]
@@ -332,6 +335,7 @@ def test_the_faster_server_gets_more_where_open_requests_decide() -> None:
 # -- memory and settings of each group ---------------------------------------------------------------------
 
 
+@slow
 def test_each_server_has_the_room_and_the_settings_of_its_group() -> None:
     groups = [h200(), h100(2, strategy={"max_sequences": 2, "block_tokens": 32})]
     load = workload(40, {"kind": "poisson", "rate_per_s": 200.0}, 200, 40)
@@ -389,6 +393,7 @@ def test_a_server_that_is_too_small_refuses_the_case() -> None:
 SMALL = workload(30, {"kind": "poisson", "rate_per_s": 60.0}, 100, (3, 30))
 
 
+@slow
 def test_fleets_are_ranked_and_each_says_what_its_groups_do() -> None:
     given = fleet(workload=SMALL, slo={"e2e_s": 9.0})
     given["fleets"] = [[h200(), h100(2, ranks=[1, 2])], [h100(2)]]
@@ -464,6 +469,7 @@ def test_the_command_line_writes_a_run_and_its_report(
     assert result.exit_code == 0, result.output
 
 
+@slow
 def test_a_tape_has_each_group() -> None:
     lines = assemble(parse_scenario(fleet(h200(), h100(ranks=2)), "x"), "x").study.tape(record)
     heads = [line for line in lines if line.startswith("#")]
@@ -525,6 +531,7 @@ def test_a_rate_is_searched_on_a_fleet(tmp_path: Path, monkeypatch: pytest.Monke
     assert rate(h100(2))[1] < both < rate(h200(2))[1]
 
 
+@slow
 def test_a_worker_elsewhere_makes_the_same_run() -> None:
     given = fleet(h200(), h100(2, ranks=2), h200(strategy={"max_sequences": 2}), workload=SMALL)
     scenario = parse_scenario(given, "x")
@@ -649,6 +656,7 @@ def test_a_fleet_may_have_as_many_devices_as_a_scenario() -> None:
     assert sum(group.devices for group in found.fleets[0]) == 1024
 
 
+@slow
 def test_a_scenario_may_have_as_many_fleets_as_runs() -> None:
     """A hundred numbers of servers of one kind by two hundred of another."""
     for most, allowed in ((200, True), (201, False)):

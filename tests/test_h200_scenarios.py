@@ -66,6 +66,7 @@ def test_each_says_what_it_asks_and_can_run_on_a_cpu(name: str) -> None:
     assert resolved(load_scenario(path, on="cpu"))["device"] == "cpu"
 
 
+@slow
 def test_what_does_not_fit_beside_the_weights_is_left_out_with_its_reason() -> None:
     outcome = ran("decode_step", "tokens=1")
     found = {(axes.batch, axes.context_tokens) for axes in values(outcome, "token_latency_s")}

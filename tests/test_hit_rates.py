@@ -165,6 +165,7 @@ def test_attention_is_that_of_torch_and_of_the_kernel(tokens: int, chunk: int, k
 # -- decoding ------------------------------------------------------------------------------------------------
 
 
+@slow
 def test_lambda_0_is_exact_and_a_huge_one_always_early() -> None:
     net, ids = small(), ids_of(6, 40)
     nothing, huge, endless, never, always = decode(
@@ -253,6 +254,7 @@ def test_rows_keep_their_laws_and_repeat() -> None:
             assert row["accepted_forced"] == pytest.approx(row["accepted"])
 
 
+@slow
 def test_prompts_are_held_out_and_others_than_those_of_the_choice() -> None:
     drawn_ids = []
 
@@ -266,6 +268,7 @@ def test_prompts_are_held_out_and_others_than_those_of_the_choice() -> None:
         assert np.array_equal(found.ids, tasks.needle(tasks.generator(3, *which), 4, 40).ids)
 
 
+@slow
 def test_broken_laws_are_found() -> None:
     found = study()
     at = {(r["mode"], r["lambda"]): i for i, r in enumerate(found) if r["task"] == "needle"}
@@ -282,6 +285,7 @@ def test_broken_laws_are_found() -> None:
         assert says in line
 
 
+@slow
 def test_intervals_hold_the_share_95_times_in_100() -> None:
     for share in (0.02, 0.5, 0.9):
         rights = np.random.default_rng(0).binomial(60, share, 4000)
@@ -298,6 +302,7 @@ def test_training_lowers_the_loss() -> None:
     assert np.mean(losses[-5:]) < math.log(64) + 0.3
 
 
+@slow
 def test_training_repeats_by_seed() -> None:
     how, config = Training((32,), 5, 256, 5e-3, 0), decoder_of(2, 32, 2)
     nets = [trained(config, each, CPU)[0].weights for each in (how, how, replace(how, seed=1))]
@@ -348,6 +353,7 @@ def test_untrained_decoders_are_refused(
     assert not [*tmp_path.iterdir()]
 
 
+@slow
 def test_llamas_from_files_have_no_score(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, out = tmp_path / "tiny", tmp_path / "a.csv"
     folder.mkdir()

@@ -19,6 +19,7 @@ from simcore.studies.serving.host_time import HostTime, _WayOut, with_engine
 from simcore.studies.serving.runner import Bench, Result
 from simcore.studies.serving.strategies import label
 from simcore.studies.serving.study import cases, refusal, run
+from tests.thorough import slow
 
 CONTINUOUS = {"kind": "continuous_batching", "token_budget": 1024}
 STRATEGIES = [
@@ -122,6 +123,7 @@ def test_late_prompts_and_a_serial_front_end_add_up() -> None:
     np.testing.assert_allclose(delayed.first_token_s - plain.first_token_s, own_s, atol=1e-9)
 
 
+@slow
 def test_each_step_takes_its_host_s_time_too() -> None:
     """One client at a time: a token a step, a sequence in it."""
     one = {"workload": {"requests": 3, "arrivals": {"kind": "closed_loop", "clients": 1}}}
@@ -329,6 +331,7 @@ def test_steps_take_the_factor_of_their_ops_but_not_their_host() -> None:
     np.testing.assert_allclose(tpot_s[1], 1.5 * tpot_s[0], rtol=0.01)
 
 
+@slow
 def test_intervals_are_as_wide_as_what_the_fit_leaves() -> None:
     """A TPOT that was a quarter off where it was fitted, beside an interval of prices: in quadrature."""
     bench = bench_of(CONTINUOUS | {"host": {"tpot_within": 0.25, "ttft_within": 1.0}}, price_interval=True)

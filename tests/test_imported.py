@@ -373,6 +373,7 @@ def test_devices_stand_in_80_columns(card: DeviceSpec, capsys: pytest.CaptureFix
     assert call("devices", "h200") == 2
 
 
+@slow
 def test_schemas_for_editors(capsys: pytest.CaptureFixture[str]) -> None:
     assert call("schema", "--device") == 0
     found = json.loads(capsys.readouterr().out)

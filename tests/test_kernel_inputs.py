@@ -27,7 +27,7 @@ from simcore.kernels.decoder.speculative_attention import (
     speculative_workspace,
     verdict,
 )
-from tests.thorough import first
+from tests.thorough import first, slow
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 CONFIG = DecodeConfig(block=16, splits=3, stages=2, warps=4, slices=1)
@@ -165,6 +165,7 @@ def test_windows_may_be_larger_than_any_sequence(sinks: int | None) -> None:
     torch.testing.assert_close(found, reference_decode_attention(Q, K, V, LENGTHS))
 
 
+@slow
 def test_lengths_beyond_the_cache_and_below_none_are_cut() -> None:
     beyond = torch.tensor([50, -3], dtype=torch.int32, device=DEVICE)
     cut = beyond.clamp(0, 40)
@@ -181,6 +182,7 @@ def test_no_sequence_gives_nothing() -> None:
     assert decode_attention(Q[:0], K[:0], V[:0], LENGTHS[:0]).shape == (0, 4, 16)
 
 
+@slow
 @pytest.mark.parametrize("slices", first(1, [4, 1, 8, 16]))
 def test_narrow_slices_leave_no_word_behind(slices: int) -> None:
     # 16 columns: a slice may be of fewer than a thread loads at once.

@@ -18,7 +18,7 @@ from simcore.machine.trace import Cause, Gauge, Mark, Message, PricedOp, Span, T
 from simcore.ops.op import Graph, Price
 from simcore.sim.simulation import Simulation
 from tests.programs import RandomProgram, random_programs, read_program, sends, toy_price, toys
-from tests.thorough import examples
+from tests.thorough import examples, slow
 
 NEAR = 1e-9
 # A step that is far above rounding and below the shortest op.
@@ -441,6 +441,7 @@ def test_an_op_that_is_assumed_to_be_free_hides_none_behind_it(traces: list[Trac
     assert seen
 
 
+@slow
 def test_one_bit_of_difference_is_seen(traces: list[Trace]) -> None:
     seen = 0
     for trace in traces:

@@ -108,6 +108,7 @@ def truth_of(length: int, kind: str, dtype: torch.dtype) -> tuple[Tensor, Tensor
     return naive(q, k, v, decays(kind, length), state if length % 2 else None)
 
 
+@slow
 @pytest.mark.parametrize("kind", first(1, ["random", "none", "one", "tiny"]))
 @pytest.mark.parametrize("method", ALL)
 def test_every_method_equals_the_explicit_sum(method: str, kind: str) -> None:

@@ -283,6 +283,7 @@ def test_layers_of_the_three_shapes() -> None:
     assert "head_norm" not in [each.name for each in Decoder(read(RETNET)).head.ops]
 
 
+@slow
 @fixed
 @given(st.integers(1, 6), st.lists(st.integers(1, 300), min_size=1, max_size=4))
 def test_a_served_step_has_the_ops_of_its_parts(sequences: int, prompts: list[int]) -> None:

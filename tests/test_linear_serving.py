@@ -119,6 +119,7 @@ def test_no_more_sequences_run_than_states_fit() -> None:
     assert result.journal["decoding"].max() == 3
 
 
+@slow
 def test_a_preempted_request_drops_its_state_and_is_computed_again() -> None:
     """Room for the states of two hybrids and for less than their tokens: 2 (96 + ceil(n / 16)) > 290."""
     result = ran(kv_blocks=290)
@@ -138,6 +139,7 @@ def test_a_request_whose_state_and_tokens_never_fit_is_rejected() -> None:
     assert not np.isfinite(result.served.finish_s[result.served.rejected]).any()
 
 
+@slow
 @settings(derandomize=True, database=None, max_examples=40)
 @given(st.integers(1, 2000), st.lists(st.integers(1, 700), min_size=1, max_size=8))
 def test_chunks_carry_a_state_in_and_out(prompt: int, sizes: list[int]) -> None:

@@ -28,7 +28,7 @@ from simcore.validate.machines.buffers.prompts import prompt_state
 from simcore.validate.machines.buffers.served import prompt_ids, served_states
 from simcore.validate.machines.cpu.machine import TorchRun
 from simcore.workload.requests import END, REQUESTS, Journal, Request
-from tests.thorough import first
+from tests.thorough import first, slow
 
 torch.set_num_threads(1)
 F64 = Dtypes("fp64", "fp64", "fp64")
@@ -232,6 +232,7 @@ def of_one_whole(config: DecoderConfig, tokens: int) -> dict[int, list[int]]:
     return served(config, [Request(0, 0.0, tokens, 5, 5)], batching(1024))
 
 
+@slow
 @MODELS
 @pytest.mark.parametrize("chunk", first(5, [1, 63, 64, 65, 700, 2, 333]))
 def test_a_sequence_in_chunks_gives_the_tokens_of_one_whole(config: DecoderConfig, chunk: int) -> None:
@@ -242,6 +243,7 @@ def test_a_sequence_in_chunks_gives_the_tokens_of_one_whole(config: DecoderConfi
     assert len(whole[0]) == 5
 
 
+@slow
 @MODELS
 def test_a_preempted_request_answers_as_if_it_never_was(config: DecoderConfig) -> None:
     """Room for the states of two sequences, and soon not for their tokens: 2 (2 + ceil(n / 4)) > 15."""

@@ -45,6 +45,7 @@ def test_all_ranks_simulated_end_each_token_when_one_does(file: str, settings: l
     assert all(runs.keeps_step(case, runs.trace(case)) for case in checked)
 
 
+@slow
 def test_the_critical_path_of_one_rank_is_that_of_all() -> None:
     runs, cases = bench("h200/alspec_long_context.yaml", "context_tokens=131072")
     case = next(case for case in cases if case.axes.strategy == "alspec" and case.axes.ranks == 4)

@@ -15,6 +15,7 @@ from simcore.models.decoder import STYLES, Decoder, Dtypes, Style, why_not
 from simcore.models.decoder_config import DecoderConfig, ModelError, config_from_hugging_face, load_config
 from simcore.models.served_decoder import ServedDecoder
 from simcore.ops.op import Graph, Op
+from tests.thorough import slow
 
 MODELS = Path(__file__).parents[1] / "scenarios" / "models"
 LLAMA = {
@@ -213,6 +214,7 @@ def matmuls(graph: Graph) -> list[Op]:
     return [part for o in graph.ops for part in (o, *o.parts) if part.kind == "matmul"]
 
 
+@slow
 @fixed
 @given(decoders)
 def test_matmuls_of_all_ranks_do_two_operations_a_weight_and_token(model: Decoder) -> None:
@@ -226,6 +228,7 @@ def test_matmuls_of_all_ranks_do_two_operations_a_weight_and_token(model: Decode
     assert sum(o.work.hbm_bytes for o in layer) == 2.0 * elements + activations
 
 
+@slow
 @fixed
 @given(decoders)
 def test_the_head_does_two_operations_a_weight_and_token(model: Decoder) -> None:
@@ -244,6 +247,7 @@ def test_what_is_chosen_from_is_what_was_gathered(ranks: int, seen: int) -> None
     assert op(Decoder(TOY, ranks=ranks).head, "sample")["vocab"] == seen
 
 
+@slow
 @fixed
 @given(decoders, st.integers(1, 50))
 def test_attention_reads_its_cache_once(model: Decoder, context: int) -> None:
@@ -258,6 +262,7 @@ def test_attention_reads_its_cache_once(model: Decoder, context: int) -> None:
     assert verified.flops == attention.flops + 4 * heads * 4
 
 
+@slow
 @fixed
 @given(decoders)
 def test_styles_move_the_same_bytes_or_fewer(model: Decoder) -> None:
@@ -375,6 +380,7 @@ def test_a_cache_takes_its_bytes() -> None:
     assert Decoder(config, dtypes=Dtypes(kv="fp8")).kv_bytes(1) == 64 * 1024
 
 
+@slow
 @fixed
 @given(decoders, st.sampled_from([1, 2, 4, 12]))
 def test_weights_in_memory_are_those_that_matmuls_read(model: Decoder, ranks: int) -> None:

@@ -41,6 +41,7 @@ from simcore.studies.operators import OperatorPublished
 from simcore.studies.published import read_figures
 from simcore.terminal import show
 from simcore.validate.accuracy import published_fits
+from tests.thorough import slow
 
 ROOT = Path(__file__).resolve().parent.parent
 PUBLISHED = ROOT / "validate" / "published"
@@ -491,6 +492,7 @@ def test_the_first_launch_of_a_run_does_not_count() -> None:
     assert late.run(case).latency_s == pytest.approx(bench.seconds(case), rel=1e-9)
 
 
+@slow
 def test_what_does_not_fit_has_no_latency_and_a_warning() -> None:
     _, outcome = study(LINEAR)
     out = {
@@ -583,6 +585,7 @@ def test_splits_may_be_given() -> None:
     assert len(rows) == 4
 
 
+@slow
 def test_rows_have_all_columns_of_results_csv() -> None:
     for document, heads in ((LINEAR, "heads"), (DECODE, "q_heads")):
         _, outcome = study(document)

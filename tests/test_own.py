@@ -154,6 +154,7 @@ def test_it_serves_one_by_one_in_its_own_order(tmp_path: Path, monkeypatch: pyte
         assert prompts == sorted(prompts, reverse=longest)
 
 
+@slow
 def test_its_tape(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     programs(GUIDE, tmp_path)
     assert call("run", str(written(tmp_path, shown())), "--on", "tape") == 0
@@ -186,6 +187,7 @@ def test_a_tiling_of_one_s_own_is_as_fast_as_the_one_it_is_made_of(tmp_path: Pat
     assert total["anew"] == total["lazy"]
 
 
+@slow
 def test_a_way_of_decoding_of_one_s_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "own_decode.py").write_text(OWN_DECODE)
     file = written(tmp_path, DECODE)

@@ -32,6 +32,7 @@ def values(outcome: Outcome, metric: str) -> dict[tuple[str, int, int | None], f
     }
 
 
+@slow
 def test_n150_token_latency_at_1k_is_fixed_plus_32_layers() -> None:
     """ALSpec Tables 4 to 7: 31.65, 21.03, 14.83, 16.08 ms on 1, 2, 4, 8 chips, within 0.1 %."""
     only = 'strategies=[{"kind": "tensor_parallel", "ranks": [1, 2, 4, 8]}]'
@@ -231,6 +232,7 @@ def test_an_early_part_that_is_assumed_is_among_what_is_free() -> None:
     assert "5.03 ms with nothing free" in outcome.answer
 
 
+@slow
 def test_a_crossover_that_cannot_be_searched_says_why() -> None:
     strategy = alspec(2, '"kind": "rate", "value": 0.5, "draw": "random"')
     crossover = "crossover=[context_tokens, hit_rate, link_latency_s]"

@@ -15,6 +15,7 @@ from simcore.input.files import InputError
 from simcore.planning.schema import plan_schema
 from simcore.planning.whatif import Whatif
 from tests.command_line import call
+from tests.thorough import slow
 
 DOCS = Path(__file__).parents[1] / "docs" / "planning.md"
 PLANS = [
@@ -132,6 +133,7 @@ def test_a_plan_without_a_scenario_is_found(faults: Any) -> None:
     assert len(faults({"bases": {"a": {**BASE, "devise": 1}}})) == 1
 
 
+@slow
 @pytest.mark.parametrize("name", ["mlperf_8b", "lcsm_or_attention"])
 def test_a_copy_of_a_plan_has_the_schema_of_plans_beside_it(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -145,6 +147,7 @@ def test_a_copy_of_a_plan_has_the_schema_of_plans_beside_it(
     assert sorted(path.name for path in tmp_path.iterdir()) == [f"{name}.yaml", "simcore.plan.schema.json"]
 
 
+@slow
 def test_every_field_of_a_plan_is_in_the_schema() -> None:
     assert set(plan_schema()["properties"]) == set(Whatif.model_fields)
     assert plan_schema()["additionalProperties"] is False

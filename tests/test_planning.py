@@ -1155,6 +1155,7 @@ def test_what_is_the_same_in_every_run_is_run_once(tmp_path: Path) -> None:
         assert ("the same in every run" in plan.answer) == (runs == 1)
 
 
+@slow
 def test_a_grid_without_limits_may_run_each_point_once(tmp_path: Path) -> None:
     """Its figures are those of the first of several replicas, as many requests as the scenario says."""
     base = {name: value for name, value in BASE.items() if name != "slo"}
@@ -1169,6 +1170,7 @@ def test_a_grid_without_limits_may_run_each_point_once(tmp_path: Path) -> None:
     assert once.notes == ["each point ran once, so nothing is judged"]
 
 
+@slow
 def test_a_queue_that_grows_in_one_run_is_no_verdict(tmp_path: Path) -> None:
     """Beyond what the server answers by far: the point runs, and a note says so."""
     load = {**BASE["workload"], "arrivals": {"kind": "poisson", "rate_per_s": 1000.0}, "requests": 400}
@@ -1314,6 +1316,7 @@ def test_runs_are_kept_by_their_keys_but_for_faults() -> None:
     assert saved == ["some/0/value"]
 
 
+@slow
 def test_a_run_has_a_figure_for_every_limit_that_may_be_named() -> None:
     (one,) = Benches("plan", 1).points(serving())
     figures = simulated(Ask(one, 0)).figures
@@ -1351,6 +1354,7 @@ def test_ranks_of_a_server_have_the_link_of_their_device() -> None:
     assert [(point.case.ranks, benches.link_of(point)) for point in points] == [(1, None), (2, "nvlink")]
 
 
+@slow
 def test_what_can_not_be_is_left_out_and_counted(tmp_path: Path) -> None:
     strategy = {"kind": "continuous_batching", "ranks": 2}
     document = {"base": {**BASE, "strategies": [strategy]}, "vary": {"devices": [1, 2, 3]}, "replicas": 3}
@@ -1374,6 +1378,7 @@ def test_a_value_that_no_field_takes_is_refused_among_good_ones(vary: Any, says:
     assert says in str(error.value)
 
 
+@slow
 def test_pairs_are_narrower_than_what_they_are_made_of(tmp_path: Path) -> None:
     """Two budgets at the same requests: the interval of their difference is at most half of that without."""
     strategy = {"kind": "continuous_batching", "token_budget": [64, 2048]}
@@ -1748,6 +1753,7 @@ def test_presets_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert "mlperf/llama3.1-8b/server" in capsys.readouterr().out
 
 
+@slow
 def test_servers_that_a_rule_keeps_are_the_fewest_that_are_tried(tmp_path: Path) -> None:
     rule = {"kind": "open_requests", "target": 8, "min_servers": 3, "start_s": 1}
     base = {**BASE, "autoscaling": [rule], "strategies": [{"kind": "continuous_batching", "ranks": 1}]}
@@ -1766,6 +1772,7 @@ SCALED: dict[str, Any] = {
 }
 
 
+@slow
 def test_energy_and_cost_are_of_the_time_for_which_servers_hold_their_devices(tmp_path: Path) -> None:
     """Power and price of a device, against the device hours of each run over its duration. As many output
     tokens are asked for with autoscaling as without."""
@@ -1799,6 +1806,7 @@ def test_energy_and_cost_are_of_the_time_for_which_servers_hold_their_devices(tm
     assert (always.judged.mean("server_starts"), always.judged.mean("mean_servers")) == (0.0, 4.0)
 
 
+@slow
 @pytest.mark.parametrize("limits", [{}, {"e2e_p99_s": 10.0}])
 def test_the_answer_of_the_lowest_cost_says_the_cost(limits: dict[str, float], tmp_path: Path) -> None:
     asked = {"question": "grid", "objective": "lowest_cost", "cost_per_hour": {"h200-sxm": 3.0}}
@@ -1847,6 +1855,7 @@ def test_points_that_are_the_same_are_on_the_page_once(
     assert (folder / "report.html").is_file()
 
 
+@slow
 def test_where_nothing_holds_for_sure_the_nearest_that_may_hold_is_named(tmp_path: Path) -> None:
     """Three replicas are too few to be sure of means near the limit, and of three equal shares."""
     plan = planned(

@@ -70,6 +70,7 @@ def cluster() -> Iterator[Any]:
 # -- what is sent --------------------------------------------------------------------------------------------
 
 
+@slow
 def test_what_is_sent_gives_the_same_run() -> None:
     point = point_of(BASE)
     for end in ("value", "high"):

@@ -161,6 +161,7 @@ def fewest_of(seed: int) -> Iterator[str]:
     yield from (f"    {look(servers, one)}" for servers, one in sorted(found.judged.items()))
 
 
+@slow
 def test_searches_for_a_number_look_where_the_tape_says() -> None:
     are_as_written(TAPES / "fewest.txt", [line for seed in range(48) for line in fewest_of(seed)])
 
@@ -186,6 +187,7 @@ def race_of(seed: int) -> Iterator[str]:
         yield "    " + ", ".join(f"{value:.5g} {one.verdict}" for value, one in sorted(judged.items()))
 
 
+@slow
 def test_races_look_where_the_tape_says() -> None:
     are_as_written(TAPES / "race.txt", [line for seed in range(24) for line in race_of(seed)])
 
@@ -387,6 +389,7 @@ def test_plans_look_where_the_tape_says(name: str, tmp_path: Path, monkeypatch: 
     are_as_written(TAPES / file, list(plan_of(name, tmp_path, monkeypatch)))
 
 
+@slow
 def test_pairs_of_a_strategy_have_as_many_requests_as_any_of_them_took(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

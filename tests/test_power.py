@@ -97,6 +97,7 @@ class Launch:
 # -- the law -------------------------------------------------------------------------------------------------
 
 
+@slow
 @given(shares, shares, st.floats(0.5, 3.0), st.floats(0.0, 0.95), st.floats(0.0, 0.5))
 def test_at_the_clock_that_the_law_says_power_is_at_its_limit(
     arithmetic: float, others: float, a: float, b: float, idle: float
@@ -108,6 +109,7 @@ def test_at_the_clock_that_the_law_says_power_is_at_its_limit(
     assert factor == 1.0 or taken == pytest.approx(1.0, abs=1e-9)
 
 
+@slow
 @given(shares, shares, shares)
 def test_more_arithmetic_is_no_faster(one: float, two: float, others: float) -> None:
     less, more = sorted((one, two))
@@ -133,6 +135,7 @@ def test_short_launches_in_turn_come_to_the_clock_of_their_mean(share: float, be
     assert factor == pytest.approx(expected, rel=0.005)
 
 
+@slow
 @given(st.floats(1e-4, 0.5), shares, shares, shares, shares, st.floats(0.0, 0.2))
 def test_a_launch_counts_the_mean_of_its_time(
     seconds: float, own: float, waits: float, a0: float, b0: float, gap_s: float
@@ -194,6 +197,7 @@ def test_what_has_no_arithmetic_is_slow_until_the_card_is_cool() -> None:
     assert ends[0] > 0.4 * (1.0 + 0.2 * 0.01)
 
 
+@slow
 @given(shares, shares, st.floats(0.0, 0.3), st.floats(1e-4, 0.5), shares)
 def test_what_has_no_arithmetic_keeps_its_time_on_a_cool_card(
     share: float, others: float, gap_s: float, seconds: float, other: float
@@ -220,6 +224,7 @@ def test_launches_beside_each_other_count_together() -> None:
     assert Load(LIMIT).factors([(1e-3, 1e-3, 0.0, 1e-3)], 1.0, running) == pytest.approx(factors[:1])
 
 
+@slow
 def test_what_waits_takes_the_power_of_an_idle_card() -> None:
     """Arithmetic after a second of work that waits half its time, and after one of half as much work."""
     waits, rests = Load(LIMIT), Load(LIMIT)
@@ -292,6 +297,7 @@ def in_turn(m: Machine) -> Program:
         yield m.wait(m.launch(toys(f"b{i % 2}", 2, memory=90), repeat=2))
 
 
+@slow
 def test_launches_take_as_long_as_the_law_says() -> None:
     found, plain = (simulated(in_turn, limit).rows.table() for limit in (LIMIT, None))
     load = Load(LIMIT)
@@ -555,6 +561,7 @@ def shares_of(bench: Any) -> Shares:
     return clock_shares(op, seconds, floor(op).of(price(op)), parts_by(price, floor))
 
 
+@slow
 def test_the_share_of_arithmetic_does_not_jump_with_the_length() -> None:
     """Where the whole prompt turns from bound by memory to bound by arithmetic."""
     shares = [shares_of(prompts("toy-retnet-1.3b", length))[0] for length in range(256, 449, 32)]
@@ -786,6 +793,7 @@ def rows_of(limit: PowerLimit, error: float = 0.0) -> list[Row]:
     return rows
 
 
+@slow
 @pytest.mark.parametrize("limit", [LIMIT, PowerLimit(1.4, 0.6, 0.2, 0.06), PowerLimit(2.0, 0.5, 0.05, 0.02)])
 def test_a_fit_finds_the_constants_of_its_rows(limit: PowerLimit) -> None:
     found = fit(rows_of(limit))
@@ -796,6 +804,7 @@ def test_a_fit_finds_the_constants_of_its_rows(limit: PowerLimit) -> None:
     assert noisy.error_pct < 1.0
 
 
+@slow
 @pytest.mark.parametrize("times", [0.9, 0.97, 1.0, 1.15])
 def test_the_cap_of_a_card_is_found_beside_that_of_another(times: float) -> None:
     rows = rows_of(LIMIT.lower(times))
@@ -940,6 +949,7 @@ def judged(*words: str) -> Any:
     return CliRunner().invoke(app, [*words])
 
 
+@slow
 def test_recorded_rows_are_judged_without_a_card(tmp_path: Path) -> None:
     found = judged("--measured", str(MEASURED), "--device", "h200-sxm", "--out", str(tmp_path / "rows.csv"))
     assert found.exit_code == 0, found.output
@@ -1003,6 +1013,7 @@ def test_rows_without_a_steady_case_are_told(tmp_path: Path) -> None:
         read_rows(tmp_path / "rows.csv")
 
 
+@slow
 @pytest.mark.parametrize(
     ("column", "value", "says"),
     [

@@ -173,6 +173,7 @@ def test_laws_hold_where_prompts_are_shared_and_blocks_are_few(monkeypatch: pyte
 # -- sessions --------------------------------------------------------------------------------------------
 
 
+@slow
 def test_a_turn_begins_with_the_one_before_it_and_its_answer() -> None:
     found = drawn(sessions(200))
     assert found.turns is not None

@@ -51,6 +51,7 @@ def test_what_a_piece_raises_comes_back(jobs: int) -> None:
     assert active_children() == []
 
 
+@slow
 def test_of_two_errors_the_one_that_one_process_would_meet_is_raised() -> None:
     def work(i: int) -> int:
         if not i:
@@ -65,6 +66,7 @@ def test_what_is_soon_done_starts_no_process() -> None:
     assert {*in_processes(lambda _: os.getpid(), 3, 2, lambda _: None, 60.0)} == {os.getpid()}
 
 
+@slow
 def test_an_error_in_a_process_is_told_as_by_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

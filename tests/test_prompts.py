@@ -305,6 +305,7 @@ def test_the_published_code_of_a_model_is_told_to_run_nowhere() -> None:
         check_prompts(parse_scenario({**LINE, "methods": ["vanilla", "original"]}, "t"), "t")
 
 
+@slow
 def test_methods_of_one_kernel_do_not_cross() -> None:
     """Lightning Attention and the causal dot product run one kernel on a card, at prices measured twice."""
     document = {

@@ -33,7 +33,7 @@ from tests.test_triton_attention import (
     needs_gpu,
     poisoned,
 )
-from tests.thorough import first
+from tests.thorough import first, slow
 
 torch.set_num_threads(1)
 LAYOUTS = [laid_out(16, 1), laid_out(16, 3), dealt(5)]
@@ -68,6 +68,7 @@ def small_case(seed: int) -> Case:
     return make_case(shape, lengths, seed, capacity=capacity, queries=queries, **options)
 
 
+@slow
 @interpreted
 @pytest.mark.parametrize("seed", first(4, range(32)))
 def test_query_tokens_of_random_shapes(seed: int) -> None:
@@ -92,6 +93,7 @@ def test_query_tokens_of_the_reference_are_the_truth(seed: int) -> None:
     reference_is_the_truth(small_case(seed))
 
 
+@slow
 @pytest.mark.parametrize("config", first(2, [LAYOUTS[1], LAYOUTS[2], LAYOUTS[0]]))
 def test_each_query_token_attends_as_one_alone(config: Config) -> None:
     """Over so many tokens as there were when it was the last."""
@@ -114,6 +116,7 @@ def test_each_query_token_has_its_window(config: Config, ends: tuple[int, int]) 
     attended(case, config)
 
 
+@slow
 @pytest.mark.parametrize("config", LAYOUTS)
 def test_one_query_token_may_have_a_dimension(config: Config) -> None:
     case = make_case(PAGED, [50, 0, 17], 3, queries=1, device=DEVICE)
@@ -135,6 +138,7 @@ def test_query_tokens_have_a_default_layout() -> None:
     attended(make_case(PAGED, [40, 3, 0], 1, queries=3, device=DEVICE), None)
 
 
+@slow
 @interpreted
 @pytest.mark.parametrize("parts", first(3, [1, 3, 10, 6, 2, 9]))
 @pytest.mark.parametrize("warps", first(1, [1, 4]))
@@ -143,6 +147,7 @@ def test_heads_of_so_many_parts(parts: int, warps: int) -> None:
     attended(case, DealtConfig(16, 99, 1, warps, 2))
 
 
+@slow
 @pytest.mark.parametrize("config", LAYOUTS)
 def test_a_prefix_that_all_queries_attend_is_joined(config: Config) -> None:
     """To it the query tokens are further heads of one."""

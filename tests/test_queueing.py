@@ -26,7 +26,7 @@ from simcore.machine.machine import Machine, Program
 from simcore.machine.trace import Trace
 from simcore.ops.op import Graph, Op, Price, Size, Work
 from simcore.sim.simulation import Simulation
-from tests.thorough import first
+from tests.thorough import first, slow
 
 REPLICATIONS = 200
 MOST_ERRORS = 4.0
@@ -199,6 +199,7 @@ def test_littles_law_holds_in_the_run(load: float, servers: int, exponential: bo
     assert len(run.trace.spans) == len(run.waits) == CUSTOMERS[load]
 
 
+@slow
 @SYSTEMS
 def test_laws_hold_and_customers_are_served_in_order(servers: int, exponential: bool) -> None:
     assert laws.violations(serve(0.6, servers, exponential).trace) == {}

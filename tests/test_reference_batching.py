@@ -4,7 +4,7 @@ import pytest
 
 from simcore.workload.requests import Request
 from tests.reference_batching import Rules, differences, random_workload, reference, strategy
-from tests.thorough import first
+from tests.thorough import first, slow
 
 USUAL, PER_TEST = 150, 50
 SEEDS = [range(start, start + PER_TEST) for start in range(0, 2500, PER_TEST)]
@@ -17,6 +17,7 @@ def test_strategy_and_reference_serve_alike(seeds: range) -> None:
         assert differences(rules, wanted) == [], f"seed {seed}: {rules}"
 
 
+@slow
 def test_workloads_have_in_them_what_they_are_to_compare() -> None:
     seen = {"queued": 0, "preempted": 0, "rejected": 0, "from cache": 0, "queued, ahead": 0}
     for seed in range(USUAL):

@@ -503,6 +503,7 @@ def test_crossovers_give_a_value_or_say_why_there_is_none(everything: Path) -> N
     assert "ALSpec is ahead everywhere in 1,024..131,072" in text
 
 
+@slow
 def test_fitted_figures_never_pass_for_predictions(everything: Path, tmp_path: Path) -> None:
     text = _own_text(everything.read_text(encoding="utf-8"))
     rows = comparison()
@@ -708,6 +709,7 @@ def _degenerate() -> dict[str, pd.DataFrame]:
     }
 
 
+@slow
 @pytest.mark.parametrize("case", first(2, _degenerate()))
 def test_a_page_comes_of_whatever_is_there(case: str, tmp_path: Path) -> None:
     page = reports.build(write_run(tmp_path, _degenerate()[case], optional=False))
@@ -742,6 +744,7 @@ def test_without_summary_the_scenario_names_the_page(tmp_path: Path) -> None:
     assert read_run(tmp_path).study == "decode"
 
 
+@slow
 def test_a_study_without_figures_of_its_own_has_a_page(tmp_path: Path) -> None:
     page = reports.build(write_run(tmp_path, few(), SUMMARY | {"study": "another"}))
     assert set(_page_data(page.read_text(encoding="utf-8"))["plots"]) == {"errors", "prices"}
@@ -868,6 +871,7 @@ def test_a_measured_page_says_on_what(missing: str | None, tmp_path: Path) -> No
     assert sections_common.machine_text(read_run(run_dir)) == ""
 
 
+@slow
 def test_what_was_measured_was_not_fitted(tmp_path: Path) -> None:
     run_dir = write_run(tmp_path, few())
     (run_dir / "provenance.json").write_text(json.dumps(MACHINE), encoding="utf-8")
@@ -917,6 +921,7 @@ def test_every_kind_of_op_of_any_decoder_has_a_part(ranks: int, style_of_ranks: 
     assert ("all_gather_matmul" in kinds) == fused
 
 
+@slow
 @pytest.mark.parametrize(
     "name",
     [

@@ -56,6 +56,7 @@ def test_a_cell_has_its_value_its_point_and_the_command_for_it(tmp_path: Path) -
     assert {int(n) for n in re.findall(r'<tr id="point-(\d+)">', page)} == set(range(1, 9))
 
 
+@slow
 def test_colour_is_the_distance_from_the_limit_in_factors_of_two(tmp_path: Path) -> None:
     found = traces(written(tmp_path, "grid", grid()))["cells"]["z"]
     # Limit 500 ms: 200, 400 and 800 ms; nothing where there is no TTFT or no point.
@@ -66,12 +67,14 @@ def test_colour_is_the_distance_from_the_limit_in_factors_of_two(tmp_path: Path)
     assert found[2][2] is None
 
 
+@slow
 def test_of_a_share_what_it_lacks_to_one_counts(tmp_path: Path) -> None:
     found = traces(written(tmp_path, "grid", grid()), SHARE)["cells"]
     # 95 % where 90 % are asked for: half as much is missing.
     assert found["z"][0] == pytest.approx([1.0, 1.0, 1.0])
 
 
+@slow
 def test_what_holds_is_within_a_line_what_is_unsure_within_dashes(tmp_path: Path) -> None:
     found = traces(written(tmp_path, "grid", grid()))
     assert sides(found["holds for sure"]) == sides_of({(0, 0), (0, 1), (0, 2), (1, 1), (1, 2)})
@@ -82,11 +85,13 @@ def test_what_holds_is_within_a_line_what_is_unsure_within_dashes(tmp_path: Path
     assert (round(x), round(y)) == (1, 1)
 
 
+@slow
 def test_a_cell_without_its_metric_says_so_in_words(tmp_path: Path) -> None:
     texts = traces(written(tmp_path, "grid", grid()))["texts"]
     assert (texts["x"], texts["y"], texts["text"], texts["customdata"]) == ([2], [0], ["fails"], [7])
 
 
+@slow
 def test_the_key_of_the_colours_is_in_values(tmp_path: Path) -> None:
     rows = grid()
     rows[5]["ttft_p99_s"] = 0.01
@@ -94,6 +99,7 @@ def test_the_key_of_the_colours_is_in_values(tmp_path: Path) -> None:
     assert bar["ticktext"] == ["2,000", "1,000", "500<br>limit", "250", "125<br>or better"]
 
 
+@slow
 def test_a_map_for_each_value_of_a_third_field_with_the_same_colours(tmp_path: Path) -> None:
     rows = [
         cell(i + 1, rate, budget, **{"vary.kind": kind, "ttft_p99_s": 0.1 * (i + 1)})
@@ -107,6 +113,7 @@ def test_a_map_for_each_value_of_a_third_field_with_the_same_colours(tmp_path: P
     assert axes[0] == axes[1]
 
 
+@slow
 def test_an_objective_has_a_map_unless_an_axis_says_it(tmp_path: Path) -> None:
     # Energy differs along both axes, the rate is one of them; the least that holds is 9 J, at point 2.
     energy = [12.0, 9.0, 10.0, 6.0, 18.0, 36.0, 5.0, 4.0]
@@ -119,6 +126,7 @@ def test_an_objective_has_a_map_unless_an_axis_says_it(tmp_path: Path) -> None:
     assert z[0][1] == pytest.approx(math.log2(9 / 6))
 
 
+@slow
 @pytest.mark.parametrize("count", [1, 3])
 def test_points_that_fill_no_grid_have_no_map(count: int, tmp_path: Path) -> None:
     # A diagonal, as `together: zip` makes it, or a single row.
@@ -157,6 +165,7 @@ def _around(cell: Cell) -> Iterator[Side]:
     return (frozenset(pair) for pair in pairwise([*corners, corners[0]]))
 
 
+@slow
 @given(st.sets(st.tuples(st.integers(0, 4), st.integers(0, 4))))
 def test_an_outline_is_every_side_without_a_neighbour_once_in_closed_lines(cells: set[Cell]) -> None:
     x, y = outline(cells)

@@ -285,6 +285,7 @@ def _decode_run(run_dir: Path, published: bool = True) -> Path:
     return run_dir
 
 
+@slow
 def test_a_batch_with_a_context_of_its_own_is_a_place(tmp_path: Path) -> None:
     page = reports.build(_decode_run(tmp_path))
     axis = _panel(page, 0)["layout"]["xaxis"]
@@ -334,6 +335,7 @@ def test_a_page_comes_of_whatever_is_there(case: str, tmp_path: Path) -> None:
         assert len(plots["times"]["figures"]) == 8
 
 
+@slow
 def test_decode_attention_without_published_figures(tmp_path: Path) -> None:
     page = reports.build(_decode_run(tmp_path, published=False))
     assert 'id="published"' not in _text(page)

@@ -77,6 +77,7 @@ def searched() -> list[Row]:
     ]
 
 
+@slow
 def test_devices_lie_across_with_a_row_for_each_way_and_a_ring_at_the_answer(tmp_path: Path) -> None:
     page = page_of(written(tmp_path, "devices", searched()))
     plots = plots_of(page)
@@ -93,6 +94,7 @@ def test_devices_lie_across_with_a_row_for_each_way_and_a_ring_at_the_answer(tmp
     assert "Trade-off" not in page
 
 
+@slow
 def test_a_line_a_way_with_its_intervals_beside_the_limit(tmp_path: Path) -> None:
     plots = plots_of(page_of(written(tmp_path, "devices", searched())))
     b, a, limit = plots["limit-ttft_p99_s"]["0"]["data"]
@@ -122,6 +124,7 @@ def grid() -> list[Row]:
     ]  # fmt: skip
 
 
+@slow
 def test_of_a_grid_two_varied_numbers_lie_across_and_in_rows(tmp_path: Path) -> None:
     rows = grid()
     rows[0]["best"] = True
@@ -136,6 +139,7 @@ def test_of_a_grid_two_varied_numbers_lie_across_and_in_rows(tmp_path: Path) -> 
     assert '<dd class="value">3 of 6</dd>' in page
 
 
+@slow
 def test_costs_have_a_tile_columns_and_a_trade_off(tmp_path: Path) -> None:
     prices = {"cost_per_million_output_tokens": 1.5}
     rows = [point("a", n, 8.0, "holds", best=n == 2, cost_per_hour=3.0 * n, **prices) for n in (2, 4)]
@@ -154,6 +158,7 @@ def test_many_ways_leave_a_choice_of_the_second_axis(tmp_path: Path) -> None:
     assert "Of 9 ways of running the 8 are drawn" in page
 
 
+@slow
 def test_the_table_opens_with_the_answer_and_names_varied_fields(tmp_path: Path) -> None:
     rows = [point("a", 1, r, best=r == 8.0, **{"vary.base.model": m}) for r, m in ((4.0, "x"), (8.0, "y"))]
     page = page_of(written(tmp_path, "rate", rows))
@@ -165,6 +170,7 @@ def test_the_table_opens_with_the_answer_and_names_varied_fields(tmp_path: Path)
     assert "0.800 ± 0.08" in table or "800 ± 80" in table
 
 
+@slow
 def test_missing_files_and_columns_are_left_out(tmp_path: Path) -> None:
     (tmp_path / "points.csv").write_text("label,verdict\na,holds\n")
     page = page_of(tmp_path)
@@ -252,6 +258,7 @@ def test_commands_stand_whole_on_the_page_with_what_they_do_not_say(tmp_path: Pa
     assert "How to run" not in page_of(written(tmp_path, "devices", searched()))
 
 
+@slow
 def test_energy_is_said_to_be_an_upper_bound_wherever_it_stands(tmp_path: Path) -> None:
     rows = [point("a", n, 8.0, best=n == 2, joules_per_output_token=4.5 * n) for n in (2, 4)]
     page = page_of(written(tmp_path, "grid", rows, objectives=["fewest_devices", "lowest_energy"]))
@@ -261,6 +268,7 @@ def test_energy_is_said_to_be_an_upper_bound_wherever_it_stands(tmp_path: Path) 
     assert "at most 9 J a token" in page
 
 
+@slow
 def test_labels_are_text_and_no_html(tmp_path: Path) -> None:
     rows = [{**row, "label": f"<b>{row['label']}"} for row in searched()]
     page = page_of(written(tmp_path, "devices", rows, name="<b>n", answer="<b>it"))
@@ -287,6 +295,7 @@ def swing(factor: str, more: float, verdict: str = "holds", **other: Any) -> Row
     }
 
 
+@slow
 def test_swings_are_bars_from_the_answer_in_the_order_of_the_summary(tmp_path: Path) -> None:
     swings = [swing("load", 0.5, "fails", breaks_at=1.05), swing("load", -0.4), swing("host time", 0.1)]
     plots = plots_of(page_of(written(tmp_path, "devices", searched(), sensitivity=swings)))

@@ -80,6 +80,7 @@ def test_sections_stand_in_the_order_of_the_argument(page: Path) -> None:
     ]  # fmt: skip
 
 
+@slow
 def test_the_answer_and_its_tiles_open_the_page(page: Path, run_dir: Path) -> None:
     words = _words(page)
     assert SUMMARY["answer"] in words

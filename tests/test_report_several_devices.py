@@ -156,6 +156,7 @@ def test_the_fastest_is_told_where_the_answer_is(tmp_path: Path) -> None:
     assert (fastest.value, fastest.where) == (lasting(0.0005), f"FlashAttention-2, {FAST}")
 
 
+@slow
 def test_the_page_of_two_devices_is_built(tmp_path: Path) -> None:
     _attention_run(tmp_path / "run")
     page = reports.build(tmp_path / "run").read_text(encoding="utf-8")

@@ -518,6 +518,7 @@ def test_a_ladder_that_holds_says_so(tmp_path: Path) -> None:
     assert "misses its bound" not in text
 
 
+@slow
 def test_predicted_stands_beside_measured(tmp_path: Path) -> None:
     rows = comparison().drop(columns=["reference_low", "reference_high"])
     rows = rows.assign(metric="total_s", role="measured on this machine", reference=[2.0, 0.5])

@@ -15,6 +15,7 @@ from simcore.ops.op import Price, norm
 from simcore.reports.run import read_run
 from simcore.reports.validation import figures
 from simcore.reports.validation.sections import against_bounds, error_table, prices
+from tests.thorough import slow
 
 LADDER = "rung,label,what,n,median_pct,p95_pct,worst_pct,bound_pct,passed\n1,all,shapes,3,5,9,inf,10,True\n"
 HEAD = "kind,shape,dtype,predicted_s,low_s,high_s,source,measured_s,p10_s,p90_s,n,held_out,cache\n"
@@ -63,6 +64,7 @@ def first(plot: dict[str, Any]) -> dict[str, Any]:
     return figure
 
 
+@slow
 def test_errors_are_of_held_out_shapes_alone(folder: Path) -> None:
     rows = read_run(folder).prices
     (section,) = prices(read_run(folder))
@@ -111,6 +113,7 @@ def test_axes_of_times_that_are_alike_have_labels(folder: Path) -> None:
     assert all(low <= tick <= high for tick in figure.layout.xaxis.tickvals)
 
 
+@slow
 @pytest.mark.parametrize("cases", [24, 25])
 def test_many_cases_are_marks_over_each_other_and_none_is_left_out(folder: Path, cases: int) -> None:
     every = {"strategy": "tensor_parallel", "label": "TP", "metric": "token_latency_s", "reference": 2e-3}
@@ -132,6 +135,7 @@ def test_without_a_bound_there_is_no_band(folder: Path) -> None:
     assert [t.name for t in figure.data if t.fill] == []
 
 
+@slow
 def test_timelines_are_cut_at_the_same_moment_and_say_so(folder: Path) -> None:
     shown = figures.window({"predicted": read_run(folder).traces.predicted,
                             "measured": read_run(folder).traces.measured}, most=100)  # fmt: skip
@@ -164,6 +168,7 @@ def test_kinds_without_a_colour_share_the_last() -> None:
     assert figures.looks(["matmul"])["matmul"][0] == "projections"
 
 
+@slow
 def test_a_row_is_judged_by_the_error_that_it_names(folder: Path) -> None:
     """3 % in the median holds, 12 % in the 95th percentile does not; the band of prices is the median's."""
     rows = ["1,all,shapes,3,3,12,13,5,median_pct,True", '1,all,"shapes, 95 %",3,3,12,13,10,p95_pct,False']
@@ -179,6 +184,7 @@ def test_a_row_is_judged_by_the_error_that_it_names(folder: Path) -> None:
     assert "within the bound of 5.00\u00a0%" in names
 
 
+@slow
 def test_an_infinite_error_is_shown(folder: Path) -> None:
     assert ">∞</td>" in reports.build(folder).read_text(encoding="utf-8")
 

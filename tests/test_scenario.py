@@ -16,6 +16,7 @@ from simcore.planning.whatif import load_plan
 from simcore.scenario import json_schema, load_scenario, parse_scenario, resolved
 from simcore.studies.decode.scenario import variants
 from simcore.studies.tiling.strategies import Lazy
+from tests.thorough import slow
 
 ROOT = Path(__file__).resolve().parent.parent
 GOOD: dict[str, Any] = {
@@ -43,6 +44,7 @@ def changed(path: str, value: Any) -> dict[str, Any]:
     return dict(document)
 
 
+@slow
 def test_every_scenario_that_comes_with_the_project_is_accepted() -> None:
     files = list((ROOT / "scenarios").rglob("*.yaml"))
     plans = [file for file in files if "study" not in yaml.safe_load(file.read_text())]
@@ -193,6 +195,7 @@ def test_settings_reach_into_lists_and_parse_yaml(tmp_path: Path) -> None:
             load_scenario(file, [setting])
 
 
+@slow
 def test_the_schema_describes_every_field() -> None:
     schema = json_schema()
     assert set(GOOD) <= set(schema["properties"])

@@ -21,7 +21,7 @@ from simcore.studies.decode.scenario import DecodeScenario
 from simcore.studies.fields import HostOverheads
 from simcore.studies.serving import strategies
 from simcore.studies.serving.scenario import ServingScenario, points
-from tests.thorough import examples
+from tests.thorough import examples, slow
 
 ROOT = Path(__file__).resolve().parent.parent
 STUDIES = ("decode", "serving", "tiling", "linear_attention", "decode_attention", "prompt")
@@ -627,6 +627,7 @@ PLACES = [
 ]
 
 
+@slow
 @settings(max_examples=examples(300))
 @given(path=st.sampled_from(PLACES), value=VALUES)
 def test_whatever_stands_in_a_field_is_accepted_or_one_line_that_begins_with_it(

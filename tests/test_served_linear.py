@@ -18,7 +18,7 @@ from simcore.kernels.linear_attention.triton_served import (
 from simcore.ops.linear_layer import linear_attention_prompts
 from simcore.validate.ladder.rungs import numeric_error
 from simcore.validate.timing.card_kernels import HELD, ON_CARDS
-from tests.thorough import first
+from tests.thorough import first, slow
 
 HAS_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if HAS_GPU else "cpu")
@@ -132,6 +132,7 @@ def test_a_token_of_each_sequence(shape: tuple[int, int, int, int], dtype: torch
     assert off(given.states, exact.states) <= 1e-5
 
 
+@slow
 @pytest.mark.parametrize("dtype", [torch.bfloat16 if HAS_GPU else torch.float16], ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("seed", first(2, range(6)))
@@ -156,6 +157,7 @@ def test_where_a_sequence_is_cut_does_not_matter(
     assert off(parts.states, whole.states.double()) <= 1e-4
 
 
+@slow
 @pytest.mark.parametrize("prompts", [1, 3])
 def test_what_a_card_times_of_an_op_is_what_a_step_that_serves_computes(prompts: int) -> None:
     """Of rows that do not fill a chunk, from the states that are there."""

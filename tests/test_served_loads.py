@@ -51,6 +51,7 @@ def test_a_prediction_is_that_of_a_run(tmp_path: Path) -> None:
     assert found == {"e2e_mean_s": frame["e2e_mean_s_whole_run"], "duration_s": frame["duration_s"]}
 
 
+@slow
 @pytest.mark.parametrize(
     ("row", "says"),
     [
@@ -75,6 +76,7 @@ def ran(*words: str) -> Any:
     return CliRunner().invoke(app, [*words])
 
 
+@slow
 def test_a_missed_bar_ends_with_1(tmp_path: Path) -> None:
     found = ran(str(written(tmp_path / "rows.csv", a_row(measured=100.0))))
     assert found.exit_code == 1
@@ -125,6 +127,7 @@ def recorded(folder: Path, **changes: Any) -> Path:
     return folder
 
 
+@slow
 def test_a_recorded_run_is_added_and_predicted(tmp_path: Path) -> None:
     """Recorded is the prediction itself, so nothing is off."""
     folder, file = recorded(tmp_path / "run"), tmp_path / "rows.csv"

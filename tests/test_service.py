@@ -261,6 +261,7 @@ def test_the_load_of_a_file(tmp_path: Path, changes: dict[str, Any], arrivals: d
     assert (run.sequences, run.rate_per_s) == (pytest.approx(80 * 9 * 0.01 / 10), pytest.approx(8.0))
 
 
+@slow
 def test_a_recorded_load_is_replayed(tmp_path: Path) -> None:
     path = result_file(tmp_path, "open")
     assert read_run(path).workload == {

@@ -600,6 +600,7 @@ def test_the_same_file_gives_the_same_bytes(tmp_path: Path, capsys: pytest.Captu
     assert {row["strategy"] for row in rows} == set(STRATEGIES)
 
 
+@slow
 def test_another_seed_gives_other_bytes(tmp_path: Path) -> None:
     tables = []
     for seed in (1, 1, 2):
@@ -612,6 +613,7 @@ def test_another_seed_gives_other_bytes(tmp_path: Path) -> None:
     assert tables[0] == tables[1] != tables[2]
 
 
+@slow
 def test_a_tape_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = write(tmp_path, document(strategies=EVERY))
     assert call("run", str(file), "--on", "tape") == 0
@@ -620,6 +622,7 @@ def test_a_tape_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert [path.name for path in tmp_path.iterdir()] == ["scenario.yaml"]
 
 
+@slow
 def test_a_tape_has_each_way_once_with_the_first_requests_of_the_first_replica() -> None:
     load = workload(6, {"kind": "poisson", "rate_per_s": [30.0, 60.0]}, (20, 400), (3, 40))
     table = bench(document(workload=load, strategies=[strategy("temporal_fusion")]))
@@ -641,6 +644,7 @@ def test_a_tape_has_each_way_once_with_the_first_requests_of_the_first_replica()
 ASKED_FOR = ("arrival_s", "prompt_tokens", "output_tokens")
 
 
+@slow
 def test_every_strategy_is_asked_for_the_same_requests() -> None:
     """Another strategy, or one more, leaves arrivals and lengths, and the others' figures, as they are."""
     load = workload(20, {"kind": "gamma", "rate_per_s": 20.0, "cv": 2.0}, (1, 900), (2, 60))
@@ -667,6 +671,7 @@ def by_label(found: Outcome) -> dict[str, tuple[tuple[float, ...], ...]]:
     }
 
 
+@slow
 def test_requests_of_the_table_are_those_of_the_run() -> None:
     given = document(devices=2, strategies=EVERY)
     found, table = outcome(given), bench(given)
@@ -761,6 +766,7 @@ def test_two_servers_are_each_as_one_with_half_the_load(kind: str, rate_per_s: f
 # -- figures ---------------------------------------------------------------------------------------------
 
 
+@slow
 def test_replicas_give_intervals_and_one_replica_none() -> None:
     load = workload(20, None, (1, 400), (2, 60))
     strategies = [strategy("continuous_batching"), strategy("concurrent_instances")]
@@ -780,6 +786,7 @@ def test_replicas_give_intervals_and_one_replica_none() -> None:
     assert value(several, "completed", strategy="continuous_batching") == 20.0
 
 
+@slow
 def test_the_first_replica_is_the_only_one_of_a_run_without_others() -> None:
     load = workload(20, None, (1, 400), (2, 60))
     table = bench(document(workload=load, replicas=3))
@@ -790,6 +797,7 @@ def test_the_first_replica_is_the_only_one_of_a_run_without_others() -> None:
     assert value(outcome(document(workload=load, replicas=3)), "e2e_mean_s") == pytest.approx(np.mean(each))
 
 
+@slow
 def test_speedup_is_the_ratio_of_durations() -> None:
     found = outcome(document(strategies=EVERY, devices=[1, 2]))
     for devices in (1, 2):
@@ -800,6 +808,7 @@ def test_speedup_is_the_ratio_of_durations() -> None:
             assert value(found, "speedup", **axes) == pytest.approx(ratio)
 
 
+@slow
 def test_rows_and_tables_say_what_they_are_of() -> None:
     ways = [strategy("continuous_batching"), strategy("concurrent_instances")]
     load = workload(6, None, (1, 400), (2, 60))
@@ -869,6 +878,7 @@ def test_instances_that_share_the_device_are_done_sooner_at_lower_prices(instanc
     assert 1.03 < slow_s / mean_s < 1.08
 
 
+@slow
 def test_two_ranks_need_less_time_a_token_than_one() -> None:
     """Llama 3.1 8B on H200, one request at a time: half the weights, and two all-reduces a layer."""
     load = workload(4, {"kind": "constant", "interval_s": 10.0}, 500, 100)
@@ -883,6 +893,7 @@ def test_two_ranks_need_less_time_a_token_than_one() -> None:
 # -- KV memory, order, chunks ----------------------------------------------------------------------------
 
 
+@slow
 def test_short_kv_memory_preempts_and_still_finishes_everything() -> None:
     """Answers outgrow 20 blocks of 16 tokens: who is sent back is computed anew, and misses no token."""
     load = workload(10, {"kind": "constant", "rate_per_s": 1000.0}, 40, 60)
@@ -967,6 +978,7 @@ def test_shortest_first_lowers_the_mean_time_to_the_first_token_and_is_out_of_tu
     assert broken["shortest_first"] == {"in turn": ["request 1 was scheduled after one that came later"]}
 
 
+@slow
 def test_chunks_keep_a_long_prompt_from_stalling_answers(tmp_path: Path) -> None:
     """Four answers are under way when a prompt of 40,000 tokens comes. No step takes longer than one of a
     full budget at the end of that prompt; in one piece, the prompt stops everybody for much longer."""
@@ -1089,6 +1101,7 @@ def test_every_serving_scenario_parses_and_is_put_together(file: Path) -> None:
         assert bool(alone.published) == bool(scenario.published)
 
 
+@slow
 def test_figure_7_runs() -> None:
     """All tokens come, temporal fusion's first ones at once and the batches' not before their window."""
     file = ROOT / "scenarios/papers/flover_fig7.yaml"
@@ -1152,6 +1165,7 @@ def test_bad_files_are_one_line_and_code_2(
     assert not (tmp_path / "out").exists()
 
 
+@slow
 def test_an_answer_about_several_numbers_of_devices_names_its_own() -> None:
     """The heaviest load of a device is that of the fewest."""
     for devices, name in ([1, 2], "on 1 h200-sxm,"), ([2, 4], "on 2 h200-sxm,"), (1, "on h200-sxm,"):
@@ -1280,6 +1294,7 @@ def test_runs_at_both_ends_of_prices_are_of_few_requests_unless_asked_for() -> N
     assert serving_study._price_ends(real, next(cases(real))) == ()
 
 
+@slow
 def test_the_first_run_with_each_set_of_prices_is_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Longer runs are not made at the ends of prices: the first that is brings prices of its own."""
     shared: list[tuple[int, int]] = []
@@ -1312,6 +1327,7 @@ def test_device_time_by_source_is_summed_over_replicas() -> None:
     assert found.sources == {name: pytest.approx(sum(of[name] for of in each)) for name in each[0]}
 
 
+@slow
 def test_at_both_ends_of_prices_the_window_of_a_closed_loop_is_by_its_own_answers() -> None:
     """Arrivals at a given rate come when they come; those of clients come later at higher prices."""
     closed = {"kind": "closed_loop", "clients": 2}

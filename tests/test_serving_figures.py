@@ -33,7 +33,7 @@ from simcore.studies.serving.levels import levels
 from simcore.studies.serving.served import Occupancy, Served, Steps, served
 from simcore.studies.serving.window import Window, whole_run
 from simcore.workload.requests import STEP, Journal, Request
-from tests.thorough import examples, first
+from tests.thorough import examples, first, slow
 
 NAMES = {
     *(f"{name}_mean_s" for name in ("ttft", "tpot", "itl", "e2e", "queue")),
@@ -246,7 +246,7 @@ def nearest(values: Sequence[float], percent: int) -> float:
     return sorted(values)[-(-percent * len(values) // 100) - 1]
 
 
-def slow(case: Case, slo: Promise | None) -> dict[str, float | None]:
+def by_hand(case: Case, slo: Promise | None) -> dict[str, float | None]:
     done = [r for r in case.requests if not r.rejected]
     start_s = min(r.arrival_s for r in case.requests)
     end_s = max((r.finish_s for r in done), default=start_s)
@@ -328,6 +328,7 @@ def close(value: float) -> Any:
     return pytest.approx(value, rel=1e-9, abs=1e-12)
 
 
+@slow
 @EACH
 @pytest.mark.parametrize(
     "slo",
@@ -337,7 +338,7 @@ def test_every_figure_is_that_of_the_slow_reference(
     kind: Callable[[Random], Case], slo: Promise | None
 ) -> None:
     for case in cases(kind):
-        found, expected = case.figures(slo), slow(case, slo)
+        found, expected = case.figures(slo), by_hand(case, slo)
         assert set(found) == set(expected) == NAMES
         for name, value in expected.items():
             assert found[name][0] == (value if value is None else close(value)), name
@@ -346,6 +347,7 @@ def test_every_figure_is_that_of_the_slow_reference(
         }
 
 
+@slow
 @EACH
 def test_every_level_is_that_of_the_slow_reference(kind: Callable[[Random], Case]) -> None:
     for case in cases(kind, range(25)):
@@ -615,6 +617,7 @@ def good() -> list[Any]:
     return [kind(Random(seed)).run() for kind in (batched, concurrent) for seed in range(40)]
 
 
+@slow
 @pytest.mark.parametrize(("law", "mutation"), BREAKS, ids=[mutation.__name__ for _, mutation in BREAKS])
 def test_a_broken_run_is_caught_by_its_law(law: str, mutation: Breaks) -> None:
     tried = 0

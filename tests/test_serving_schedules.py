@@ -33,7 +33,7 @@ from simcore.sim.simulation import Simulation, no_floor
 from simcore.studies.serving import laws
 from simcore.studies.serving.served import served
 from simcore.workload.requests import END, REQUESTS, STEP, Journal, Request
-from tests.thorough import first
+from tests.thorough import first, slow
 
 MODELS = Path(__file__).parent.parent / "scenarios" / "models"
 TINY = DecoderConfig("tiny", 8, 16, 1, 2, 2, 4, 32, False)
@@ -713,6 +713,7 @@ def test_bursts_equal_single_launches(strategy: str, part: int) -> None:
         assert bursts or case.requests[0].output_tokens < 3, seed
 
 
+@slow
 @pytest.mark.parametrize(("strategy", "seed"), list(zip(STRATEGIES, range(9), strict=False)))
 def test_closed_form_equals_every_replay_simulated(strategy: str, seed: int) -> None:
     """Where shares of the device do not depend on demands, which the closed form tells apart in steps."""
@@ -720,6 +721,7 @@ def test_closed_form_equals_every_replay_simulated(strategy: str, seed: int) -> 
     assert_equal(case.run(), case.run(rows=False))
 
 
+@slow
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_lockstep_bursts_equal_single_launches(strategy: str) -> None:
     case = replace(scenario(strategy, 3), model=gpt_j(2), overheads=Overheads())

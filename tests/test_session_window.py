@@ -80,6 +80,7 @@ def test_sessions_that_open_faster_than_they_are_answered_are_growing() -> None:
         assert steady(served(turns), opens=np.ones(1000, np.bool_)).growing == grows
 
 
+@slow
 def test_a_load_of_sessions_is_named_in_sessions() -> None:
     for count, settled in ((900, True), (60, False)):
         found = outcome(document(workload=sessions(count, 10.0), slo={"ttft_s": 5.0}))
@@ -159,6 +160,7 @@ def test_the_ends_of_prices_have_windows_of_their_own(monkeypatch: pytest.Monkey
     assert len({window.begin_s for _, window in seen}) == 3
 
 
+@slow
 def test_percentiles_over_replicas_rest_on_the_requests_of_each() -> None:
     """Three replicas of 500: the mean of three p99s, each of the slowest five or so."""
     load = workload(500, {"kind": "poisson", "rate_per_s": 30.0}, 100, 5)

@@ -9,6 +9,7 @@ from simcore.assembly import assemble
 from simcore.scenario import parse_scenario
 from simcore.studies.common import NOT_RANKED, OperatorAxes, Outcome, Row, Standing
 from simcore.studies.several_devices import SeveralDevices, _shared_load
+from tests.thorough import slow
 
 
 def outcome_of(document: dict[str, Any]) -> tuple[SeveralDevices, Outcome]:
@@ -56,6 +57,7 @@ def test_as_many_requests_a_device_are_not_one_place() -> None:
     assert outcome.best.endswith(", h200-sxm")
 
 
+@slow
 def test_the_trace_and_the_baseline_say_whose_they_are() -> None:
     _, outcome = outcome_of(
         {

@@ -124,6 +124,7 @@ def test_ends_are_those_of_the_exact_fluid_model(jobs: list[Job]) -> None:
 # -- boundaries between replays ------------------------------------------------------------------
 
 
+@slow
 @pytest.mark.parametrize("compute", [False, True])
 def test_a_boundary_is_passed_once_whatever_rounding_does(compute: bool) -> None:
     """Replays of 7 hundredths at any share of the memory beside a graph that takes the rest: none of

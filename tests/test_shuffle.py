@@ -66,6 +66,7 @@ def test_every_pattern_up_to_14_slots_is_as_brute_force_has_it() -> None:
         check(used)
 
 
+@slow
 def test_the_printed_algorithm_differs_where_offset_0_is_best_and_nowhere_else() -> None:
     worse = 0
     for used in patterns():
@@ -104,6 +105,7 @@ def test_the_window_runs_from_the_first_to_the_last_slot_in_use() -> None:
         assert not slots or (offset, offset + size - 1) == (slots[0], slots[-1])
 
 
+@slow
 @given(st.lists(st.booleans(), max_size=300))
 def test_larger_patterns(used: list[bool]) -> None:
     offset, moves = shuffle(used)

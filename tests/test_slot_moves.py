@@ -16,6 +16,7 @@ from simcore.kernels.decoder.slot_moves import (
 )
 from simcore.kernels.decoder.split_kv import ONE_BY_ONE
 from simcore.schedules.shuffle import shuffle
+from tests.thorough import slow
 
 HAS_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if HAS_GPU else "cpu")
@@ -71,6 +72,7 @@ def test_moves_of_a_shuffle(dtype: torch.dtype, d: int) -> None:
         moved(caches, moves, lengths)
 
 
+@slow
 def test_random_shuffles() -> None:
     chance = random.Random(1)
     for i in range(30):
@@ -83,6 +85,7 @@ def test_random_shuffles() -> None:
         moved(caches, moves, chance.choice([None, lengths]), token_dim)
 
 
+@slow
 def test_slots_longer_than_a_block_of_caches_in_one_tensor() -> None:
     tokens = BLOCK // 8 + 3
     stack = random_bits(torch.float32, 2, 4, 2, tokens, 20, seed=1)[..., :16].contiguous()

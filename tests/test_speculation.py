@@ -19,6 +19,7 @@ from simcore.studies.decode.speculation import (
     linear_bound,
     worst_case_bound,
 )
+from tests.thorough import slow
 
 
 def grid(hits: HitPattern, tokens: int, layers: int) -> np.ndarray[Any, np.dtype[np.bool_]]:
@@ -38,6 +39,7 @@ def test_rate_is_met_within_four_standard_errors(rate: float) -> None:
     assert abs(draws.mean() - rate) <= 4.0 * standard_error(rate, draws.size)
 
 
+@slow
 def test_draws_of_neighbouring_layers_tokens_and_seeds_are_independent() -> None:
     rate, tokens, layers = 0.5, 500, 130
     first, second = (grid(RateHits(rate, seed), tokens, layers) for seed in (1, 2))
@@ -54,6 +56,7 @@ def test_draws_of_neighbouring_layers_tokens_and_seeds_are_independent() -> None
         assert abs((a == b).mean() - 0.5) <= 4.0 * standard_error(0.5, a.size), name
 
 
+@slow
 def test_layer_frequencies_are_met_within_four_standard_errors() -> None:
     probabilities = tuple(np.linspace(0.0, 1.0, 80).tolist())
     tokens = 2000
@@ -204,6 +207,7 @@ def test_a_bound_beyond_floating_point_is_infinite() -> None:
     assert worst_case_bound([0.0] * 79 + [1.0], 0.0, 1.0, 1e10) == 1.0
 
 
+@slow
 def test_random_chains_stay_below_the_worst_case() -> None:
     rng = np.random.default_rng(5)
     width, layers = 6, 12

@@ -123,6 +123,7 @@ def part(case: Case, begin_s: float, end_s: float) -> dict[str, float]:
     return {name: (values[name] or 0.0) * (end_s - begin_s) for name in AREAS}
 
 
+@slow
 @pytest.mark.parametrize("kind", [batched, concurrent])
 def test_what_is_counted_in_windows_adds_up_to_the_whole_run(kind: Callable[[Random], Case]) -> None:
     for seed in range(60):
@@ -149,6 +150,7 @@ def test_what_is_counted_in_windows_adds_up_to_the_whole_run(kind: Callable[[Ran
                 assert amount == pytest.approx(total, rel=1e-6, abs=1e-6), name
 
 
+@slow
 def test_goodput_is_the_offered_rate_by_attainment() -> None:
     for seed in range(60):
         random = np.random.default_rng(seed)
@@ -376,6 +378,7 @@ def by_label(of: Outcome, metric: str) -> dict[str, float | None]:
     return {row.axes.label: row.value for row in of.rows if row.metric == metric}
 
 
+@slow
 @pytest.mark.parametrize("seed", first(2, range(6)))
 def test_all_promises_kept_is_a_goodput_of_what_is_offered(seed: int) -> None:
     """Drawn arrivals, rates, lengths and strategies; where goodput is known and all promises are kept, it is
@@ -418,6 +421,7 @@ def test_all_promises_kept_is_a_goodput_of_what_is_offered(seed: int) -> None:
         assert abs(theirs / rate_per_s - 1.0) <= 4.0 * spread / np.sqrt(measured) + 1e-6
 
 
+@slow
 def test_measure_says_what_is_measured(tmp_path: Path) -> None:
     load = workload(100, {"kind": "poisson", "rate_per_s": 20.0}, 100, 20)
     plain = outcome(document(workload=load))
@@ -474,6 +478,7 @@ def answered(slo: dict[str, float], rates: Sequence[float] = (30.0,), **changes:
     return outcome(document(**{"workload": load, "strategies": ways, "slo": slo, **changes}))
 
 
+@slow
 def test_where_promises_are_kept_the_answer_says_by_whom() -> None:
     text = answered({"ttft_s": 1.0, "tpot_s": 0.05}).answer
     assert "continuous batching, 2,048 tokens a step, up to 64, is best: 100.0% of the requests keep" in text
@@ -496,6 +501,7 @@ def test_where_no_way_keeps_its_promises_the_answer_names_the_nearest_not_the_fi
     assert "does not keep TTFT 0.001 ms for 99% of the requests" in one.answer
 
 
+@slow
 def test_a_lighter_load_that_is_kept_is_named() -> None:
     text = answered({"ttft_s": 0.2}, (5.0, 10.0, 2000.0)).answer
     assert "none of the 2 ways" in text
@@ -523,6 +529,7 @@ def test_more_devices_are_named_where_they_keep_it_or_come_nearest() -> None:
     assert "nor do more devices: 2 keep 0.0%" in never.answer
 
 
+@slow
 def test_a_growing_queue_is_warned_of() -> None:
     of = outcome(
         document(
@@ -673,6 +680,7 @@ def test_times_of_another_unit_are_doubted_and_the_right_ones_are_not(
         assert f"in {read}? In " in said
 
 
+@slow
 def test_seconds_that_are_milliseconds_are_warned_of(tmp_path: Path) -> None:
     path = tmp_path / "trace.csv"
     path.write_text("at,p,o\n" + "".join(f"{1_700_000_000_000 + 20_000 * i // 7},50,5\n" for i in range(200)))

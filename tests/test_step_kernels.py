@@ -232,6 +232,7 @@ def test_matmul_takes_rows_of_a_larger_tensor_and_the_dtype_of_the_weights() -> 
     near(matmul(x.half(), column), x.half().double() @ column.double())
 
 
+@slow
 def test_matmul_sums_in_the_same_order_always() -> None:
     x, weight = drawn(torch.float32, 3, 200), drawn(torch.float32, 200, 40, seed=1)
     config = replace(SMALL, splits=5)
@@ -488,6 +489,7 @@ def test_ids_are_noted_by_token() -> None:
     assert truth.tolist() == [[5, -1, -1, -1], [-1, 6, -1, -1], [-1, -1, -1, -1]]
 
 
+@slow
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     ("batch", "vocab"), [(1, 1), (3, 7), (2, 5001), (1, 20_011), pytest.param(40, 4100, marks=thorough)]
@@ -683,6 +685,7 @@ def test_attention_has_a_gate_of_its_own() -> None:
     near(b.heads, plain_attention(b.q.double(), cache.k.double(), cache.v.double(), b.lengths))
 
 
+@slow
 def test_steps_count_tokens() -> None:
     b, layers = small_decoder(torch.float32, layers=2)
     b.lengths.copy_(ints(4, 10))
@@ -694,6 +697,7 @@ def test_steps_count_tokens() -> None:
     assert b.lengths.tolist() == [5, 11]
 
 
+@slow
 def test_a_layer_that_speculates_goes_on_exactly() -> None:
     b, layers = small_decoder(torch.float32)
     x, _ = truth_of(b, layers, b.lengths)

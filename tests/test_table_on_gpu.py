@@ -187,6 +187,7 @@ TAKEN = [
 ]
 
 
+@slow
 @pytest.mark.parametrize(
     ("method", "dtype"),
     [pytest.param(*one, marks=[thorough] if one == ("fleet", "fp16") else []) for one in TAKEN],
@@ -245,6 +246,7 @@ def test_what_no_kernel_takes_is_torchs(launches: list[str]) -> None:
     assert not launches
 
 
+@slow
 @pytest.mark.parametrize("method", sorted(dispatch.NARROW))
 def test_states_beyond_fp16_are_torchs(method: str, launches: list[str]) -> None:
     q, k, v = (torch.full((1, 1, 512, 4), x, dtype=torch.float16, device=DEVICE) for x in (0.01, 16.0, 16.0))

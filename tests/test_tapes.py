@@ -36,6 +36,7 @@ from simcore.sim.host import SimMachine
 from simcore.sim.tape import Tape, _TapeMachine, folded, record
 from simcore.workload.requests import Journal, Request
 from tests.as_written import are_as_written
+from tests.thorough import slow
 
 TAPES = Path(__file__).parent / "tapes"
 
@@ -255,6 +256,7 @@ def unfolded(text: str) -> list[str]:
     ]
 
 
+@slow
 def test_a_folded_text_says_each_op_in_order() -> None:
     """Of random sequences of few ops, nearly all of which repeat something."""
     random = Random(0)

@@ -196,6 +196,7 @@ def test_merged_poisson_arrivals_are_poisson_of_the_sum() -> None:
         assert stats.kstest(np.diff(times(found)[mine]), "expon", args=(0.0, 1.0 / rate)).pvalue > SMALLEST_P
 
 
+@slow
 def test_merged_arrivals_are_poisson_from_the_first_on() -> None:
     own = [{"name": "a", "arrivals": poisson(1.0)}, {"name": "b", "arrivals": poisson(3.0)}]
     given = Workload.model_validate({"requests": 2, **REST, "tenants": own})

@@ -149,6 +149,7 @@ def test_launches_of_several_positions_make_the_same_contributions(
         assert faults(traced(schedule, model), model) == []
 
 
+@slow
 def test_most_positions_are_computed_by_launches_of_several() -> None:
     """100 positions by 8: 12 launches and 4 positions one by one; lazy's first and eager's last position,
     which have no history and no column, are among those."""
@@ -437,6 +438,7 @@ def test_totals_are_sums_over_the_trace(schedule: Schedule, length: int) -> None
     assert found["activation_positions_per_token"][0] == pytest.approx(per_token, rel=1e-12)
 
 
+@slow
 def test_fractal_tiling_touches_log_positions_a_token() -> None:
     """Section 3.6: log2(L) / 2 inputs and as many outputs a token on average, besides the red cell's two."""
     for p in (4, 10, 14):

@@ -28,7 +28,7 @@ from simcore.studies.tiling import closed_form
 from simcore.studies.tiling import runner as bench
 from simcore.studies.tiling.closed_form import can_be_worked_out, costs, traced, worked_out
 from simcore.studies.tiling.order import Asked, Order, recorded
-from tests.thorough import first
+from tests.thorough import first, slow
 
 Schedule = Callable[[Machine, LongConvolution, list[float]], Program]
 STEP_S = 2.0**-20
@@ -176,6 +176,7 @@ def test_several_positions_cost_one_launch_and_one_wait() -> None:
         assert ended[-1] == pytest.approx(expected_s, rel=1e-12), name
 
 
+@slow
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_chains_that_are_followed_block_by_block_give_the_same(
     name: str, monkeypatch: pytest.MonkeyPatch

@@ -183,6 +183,7 @@ def test_tilings_give_the_direct_sum(name: str) -> None:
         check(at_once, schedule, options, half, draw.randrange(1000))
 
 
+@slow
 @pytest.mark.parametrize("several", first(1, [4, 16]))
 @pytest.mark.parametrize("name", PLAIN)
 def test_launches_of_several_positions_give_the_direct_sum(name: str, several: int) -> None:
@@ -215,6 +216,7 @@ def test_launches_of_several_positions_give_what_launches_of_one_do(name: str, p
     assert torch.equal(found[0], found[2])
 
 
+@slow
 @pytest.mark.parametrize("half", [False, True])
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_every_implementation_of_a_tile(implementation: conv.Implementation, half: bool) -> None:
@@ -223,6 +225,7 @@ def test_every_implementation_of_a_tile(implementation: conv.Implementation, hal
         check(replace(model, tiles=ALL_TILES[implementation]), fractal_tiling, {}, half, draw.randrange(1000))
 
 
+@slow
 @pytest.mark.parametrize("mixer", ["convolution", "linear_attention"])
 def test_the_generic_algorithm(mixer: str) -> None:
     draw = Random(mixer)
@@ -274,6 +277,7 @@ LONG: Mapping[str, tuple[Schedule, bool, dict[str, Any]]] = {
 }
 
 
+@slow
 @pytest.mark.parametrize("name", first(3, LONG))
 def test_long_runs(name: str) -> None:
     schedule, half, shape = LONG[name]
@@ -396,6 +400,7 @@ class Allocations(TorchDispatchMode):
         return found
 
 
+@slow
 @pytest.mark.parametrize("prompt", [0, 9])
 def test_half_storage_holds_half(prompt: int) -> None:
     model = LongConvolution(layers=4, channels=7, tokens=128 + prompt, batch=2, prompt=prompt, tiles=HYBRID)

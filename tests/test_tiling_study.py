@@ -219,6 +219,7 @@ def stepping(step: str, **fields: Any) -> dict[str, Any]:
     return {"launching": "graph", "tokens": [64], "model": model, "strategies": kinds, **fields}
 
 
+@slow
 def test_a_step_in_one_launch_is_that_of_all_strategies_but_those_that_go_layer_by_layer() -> None:
     found = outcome(**stepping("one_launch"))
     for label in ("lazy", "fractal, hybrid"):
@@ -261,6 +262,7 @@ def test_a_kernel_that_is_launched_by_itself_costs_what_its_launch_takes(whole: 
         )
 
 
+@slow
 @pytest.mark.parametrize(
     ("launching", "profile", "warned"), [("eager", None, 1), ("eager", "none", 0), ("graph", None, 0)]
 )
@@ -272,6 +274,7 @@ def test_times_of_captured_graphs_are_no_measure_of_kernels_launched_one_by_one(
     assert sum("launching: eager" in warning for warning in warnings) == warned
 
 
+@slow
 @pytest.mark.parametrize("tokens", first(1, [127, 33, 512]))
 @pytest.mark.parametrize("launching", ["graph", "eager"])
 def test_hybrid_is_never_slower_than_one_implementation(tokens: int, launching: str) -> None:
@@ -283,6 +286,7 @@ def test_hybrid_is_never_slower_than_one_implementation(tokens: int, launching: 
         assert mixer_s[f"fractal, hybrid{suffix}"] <= best * (1 + 1e-12)
 
 
+@slow
 def test_hybrid_takes_convolutions_for_small_tiles_and_transforms_for_large_ones() -> None:
     strategies = [{"kind": "fractal"}]
     parts = assemble(
@@ -547,6 +551,7 @@ def test_tiles_from_a_side_on_go_layer_by_layer() -> None:
     }
 
 
+@slow
 def test_what_does_not_fit_is_left_out_with_what_would_help() -> None:
     model = {"kind": "long_convolution", "layers": 36, "channels": 768}
     fields = {"model": model, "batch": 8, "strategies": [{"kind": "fractal", "tiles": "fft"}]}
@@ -588,6 +593,7 @@ def test_what_would_help_is_what_it_would_take() -> None:
     assert re.findall(r"\S+ GB", text) == [taken[0], "1e-09 GB", *taken[1:]]
 
 
+@slow
 def test_each_baseline_that_is_there_counts() -> None:
     found = outcome(strategies=[{"kind": "lazy", "parallel": False}, {"kind": "eager"}])
     metrics = {row.metric for row in found.rows}
@@ -745,6 +751,7 @@ def test_a_scenario_makes_as_many_runs_as_are_allowed(
         parse_scenario(given, "t")
 
 
+@slow
 @pytest.mark.parametrize("path", first(1, PAPERS), ids=lambda path: path.stem)
 def test_scenarios_of_the_paper_run_small(path: Path) -> None:
     scenario = load_scenario(path, ["tokens=64", "batch=[1, 2]", "model.channels=32", "price_interval=false"])
@@ -826,6 +833,7 @@ def test_cells_cover_the_triangle(whole: Outcome) -> None:
         assert count == len(pairs) == 32 * 33 // 2, label
 
 
+@slow
 def test_growth_goes_up_to_the_length() -> None:
     found = outcome(tokens=1000, strategies=[{"kind": "lazy"}, {"kind": "fractal"}], price_interval=False)
     table = found.tables["growth.parquet"]
@@ -885,6 +893,7 @@ def test_without_prices_ends_a_predicted_time_has_no_interval() -> None:
     assert with_["total_s"].value == without["total_s"].value
 
 
+@slow
 def test_a_single_step_in_one_launch_has_no_mixer_and_an_unmeasured_one_is_warned_of() -> None:
     of = {"model.step": "one_launch", "tokens": 1, "device": "cpu"}
     scenario = load_scenario(

@@ -25,7 +25,7 @@ from simcore.kernels.long_convolution.token_step import (
 )
 from simcore.models.long_convolution import LongConvolution
 from simcore.validate.machines.buffers.long_convolution import long_convolution_state
-from tests.thorough import thorough
+from tests.thorough import slow, thorough
 
 torch.set_num_threads(1)
 
@@ -105,6 +105,7 @@ def error(x: Tensor, truth: Tensor) -> float:
 BLOCKS = ["mlp", "gate"]
 
 
+@slow
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("block", BLOCKS)
 def test_a_step_is_exact(block: str, dtype: torch.dtype) -> None:
@@ -117,6 +118,7 @@ def test_a_step_is_exact(block: str, dtype: torch.dtype) -> None:
         checked(model, 2, truth)
 
 
+@slow
 @pytest.mark.parametrize("block", BLOCKS)
 def test_a_workspace_serves_launch_after_launch(block: str) -> None:
     model = Model(block, 3, 2, 6, 20)
@@ -142,6 +144,7 @@ def test_a_sequence_may_have_taps_of_its_own_and_formats_may_differ(block: str) 
     checked(model, 1, truth)
 
 
+@slow
 def test_it_is_what_the_ops_of_a_model_do() -> None:
     model = LongConvolution(layers=3, channels=12, tokens=6, batch=2)
     state = long_convolution_state(model, seed=3)

@@ -97,6 +97,7 @@ SHAPES = st.tuples(
 )
 
 
+@slow
 @settings(fixed, max_examples=40)
 @given(shape=SHAPES, chunk=st.integers(1, 25), seed=st.integers(0, 2**31))
 def test_attention_and_its_speculation(shape: tuple[int, int, int, int, int], chunk: int, seed: int) -> None:
@@ -118,6 +119,7 @@ def test_attention_and_its_speculation(shape: tuple[int, int, int, int, int], ch
     assert (norms.sum(-1) - expected).abs().max() <= NEAR * expected.max()
 
 
+@slow
 @settings(fixed, max_examples=30)
 @given(
     lengths=st.lists(st.integers(1, 9), min_size=1, max_size=6),
@@ -467,6 +469,7 @@ def test_the_error_is_that_of_all_heads() -> None:
     assert two[3].errors == pytest.approx(one[0].errors, rel=1e-9)
 
 
+@slow
 @pytest.mark.parametrize("groups", [2, 3, 4])
 def test_speculation_around_a_ring_decodes_a_first_token(groups: int) -> None:
     """The first token alone: later ones would need K and V of layers that other groups of the ring computed,

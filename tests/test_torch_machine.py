@@ -27,7 +27,7 @@ from simcore.validate.machines.cpu.machine import TorchRun, units
 from simcore.validate.machines.state import State
 from simcore.workload.requests import END
 from tests.programs import RandomProgram, meet, random_programs, sends, toy, toy_price, toys
-from tests.thorough import examples
+from tests.thorough import examples, slow
 
 torch.set_num_threads(1)
 fixed = settings(derandomize=True, database=None)
@@ -146,6 +146,7 @@ def torch_of(program: RandomProgram) -> TorchRun:
     return run
 
 
+@slow
 @settings(fixed, max_examples=examples(150))
 @given(program=random_programs())
 def test_random_programs_do_the_same_as_on_the_simulated_machine(program: RandomProgram) -> None:
@@ -168,6 +169,7 @@ def test_random_programs_keep_the_laws_whoever_is_faster(program: RandomProgram)
     assert all(one.end_s <= other.start_s for one, other in pairwise(alone))
 
 
+@slow
 @settings(fixed, max_examples=40)
 @given(program=random_programs())
 def test_a_critical_path_has_no_gap_and_no_idle_time(program: RandomProgram) -> None:

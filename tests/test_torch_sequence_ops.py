@@ -43,6 +43,7 @@ def calls(device: str) -> dict[str, tuple[Tensor, ...]]:
     }
 
 
+@slow
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", first(1, calls("cpu")))
 def test_torch_finds_nothing_wrong(name: str, device: str) -> None:

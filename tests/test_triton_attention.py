@@ -129,6 +129,7 @@ def without(away: slice, device: str) -> None:
 
 
 # Rows of a tile beyond the group are 0, and 0 times -inf is no number there.
+@slow
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize("away", AWAY)
 @interpreted
@@ -220,6 +221,7 @@ def test_the_default_layout(seed: int) -> None:
 PAGED = Shape(kv_heads=2, group=5, head_dim=64, block=16)
 
 
+@slow
 @pytest.mark.parametrize("splits", first(1, [1, 3]))
 def test_a_workspace_serves_one_launch_after_another(splits: int) -> None:
     config = laid_out(16, splits, 2)
@@ -283,6 +285,7 @@ def run(case: Case, config: DecodeConfig = SMALL) -> Tensor:
     return decode_attention(*case.tensors, **case.options, config=config)
 
 
+@slow
 def test_over_equal_values_it_is_that_value() -> None:
     case = plain([1, 20, 61], 1)
     q, k, v, lengths = case.tensors
@@ -308,6 +311,7 @@ def test_the_number_of_splits_does_not_matter() -> None:
         assert error(one, other.double()) < BARS[torch.float32]
 
 
+@slow
 def test_a_concatenation_is_the_sum_of_its_parts() -> None:
     case = plain([60], 4)
     q, k, v, lengths = case.tensors
@@ -322,6 +326,7 @@ def test_a_concatenation_is_the_sum_of_its_parts() -> None:
     assert error(run(case), joined) < BARS[torch.float32]
 
 
+@slow
 def test_a_window_is_the_cache_without_the_middle() -> None:
     case = plain([50], 5, sinks=3, window=20)
     q, k, v, lengths = case.tensors
@@ -330,6 +335,7 @@ def test_a_window_is_the_cache_without_the_middle() -> None:
     assert error(run(case), other.double()) < BARS[torch.float32]
 
 
+@slow
 def test_scores_far_apart_do_not_overflow() -> None:
     case = plain([40, 33], 6)
     q, k, v, lengths = case.tensors
@@ -424,6 +430,7 @@ def check_received(case: Case, found: Speculation) -> None:
     assert not found.arrived.any()
 
 
+@slow
 @interpreted
 @pytest.mark.parametrize("seed", first(2, range(12)))
 def test_speculation_of_random_shapes(seed: int) -> None:
@@ -498,6 +505,7 @@ def test_hits_are_told_from_misses() -> None:
     assert min(hits, misses) >= 8
 
 
+@slow
 @pytest.mark.parametrize(("threshold", "priority"), [(1e-3, 2), pytest.param(10.0, 0, marks=thorough)])
 def test_one_miss_gives_the_wait_back_its_priority(threshold: float, priority: int) -> None:
     """Sequences that the ends cover hit at any threshold; the long one alone decides."""

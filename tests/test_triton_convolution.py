@@ -31,7 +31,7 @@ from simcore.kernels.long_convolution.triton_rows import (
     row_config_for,
     row_space,
 )
-from tests.thorough import first, thorough
+from tests.thorough import first, slow, thorough
 
 torch.set_num_threads(1)
 
@@ -103,6 +103,7 @@ def test_row(
     same(conv_row, reference_conv_row, y, taps, z)
 
 
+@slow
 @dtypes
 @pytest.mark.parametrize("parts", first(2, [(1, 1, 1), (5, 4, 2), (2, 1, 1), (9, 8, 4)]))
 def test_row_in_parts(parts: tuple[int, int, int], dtype: torch.dtype) -> None:
@@ -142,6 +143,7 @@ def test_row_at_a_position(inputs: int | None) -> None:
         )  # fmt: skip
 
 
+@slow
 def test_a_row_is_always_the_same() -> None:
     """A sum in parts is in a fixed order: bit by bit the same whenever it is made."""
     y, taps = drawn(torch.float32, 2, 1, 500, 64), drawn(torch.float32, 2, 1, 500, 64, seed=1)
@@ -160,6 +162,7 @@ def test_column(
     same(conv_column, reference_conv_column, y, taps, z)
 
 
+@slow
 def test_column_of_so_many_first_outputs() -> None:
     y, taps = drawn(torch.float32, 2, 2, 20), drawn(torch.float32, 2, 2, 30, 20, seed=1)
     config = ColumnConfig(4, 32, 1)
@@ -172,6 +175,7 @@ def test_column_of_so_many_first_outputs() -> None:
         )  # fmt: skip
 
 
+@slow
 @pytest.mark.parametrize("outputs", first(1, [7, None]))
 def test_column_at_a_position(outputs: int | None) -> None:
     taps = drawn(torch.float32, 1, 1, 30, 20, seed=1)
@@ -217,6 +221,7 @@ def test_direct_tile(
     same(direct_tile, reference_direct_tile, y, taps, z)
 
 
+@slow
 @pytest.mark.parametrize("sums", [2, 4])
 @pytest.mark.parametrize("layout", first(1, [(2, 2), (1, 1), (4, 1)]))
 def test_direct_tile_in_any_layout(sums: int, layout: tuple[int, int]) -> None:

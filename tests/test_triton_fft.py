@@ -15,7 +15,7 @@ from simcore.kernels.long_convolution.triton_fft import (
     reference_fft_tile,
     right_angle_spectrum,
 )
-from tests.thorough import first, thorough
+from tests.thorough import first, slow, thorough
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 BAR = 1e-5
@@ -94,11 +94,13 @@ def check(
     return off
 
 
+@slow
 @pytest.mark.parametrize("side", first(2, [16, 64, 32, 128, 256, 512]))
 def test_a_tile_is_the_direct_sum(side: int) -> None:
     check(side, side)
 
 
+@slow
 @pytest.mark.parametrize("dtype", [torch.float16])
 def test_numbers_may_be_stored_in_half(dtype: torch.dtype) -> None:
     check(5, 64, dtype)
@@ -113,11 +115,13 @@ def test_a_transform_in_registers_is_exact_to_rounding(order: int) -> None:
     assert error(fft_tile(y, right_angle_spectrum(taps, 8 * order), z, config=config), expected) < 1e-6
 
 
+@slow
 @pytest.mark.parametrize("factors", first(1, [(2, 4, 8), (8, 2, 4), (4, 8, 4), (2, 2, 2)]))
 def test_three_factors_make_the_same(factors: tuple[int, ...]) -> None:
     check(sum(factors), math.prod(factors), config=FftConfig(factors, 4, 2))
 
 
+@slow
 @pytest.mark.parametrize("factors", first(1, [(4, 8), (16, 32), (32, 4)]))
 def test_three_launches_make_the_same(factors: tuple[int, ...]) -> None:
     check(sum(factors), math.prod(factors), config=FftConfig(factors, 8, 4, fused=False))

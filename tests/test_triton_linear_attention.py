@@ -167,6 +167,7 @@ def test_chunks(shape: tuple[Sizes, ChunkedConfig | None], dtype: torch.dtype) -
         check(chunked_linear_attention, dtype, sizes, decay=decay, start=start, config=config)
 
 
+@slow
 @pytest.mark.parametrize(
     ("groups", "alone", "pieces"), [(1, False, 1), (3, False, 1), (3, True, 1), (2, False, 2)]
 )
@@ -253,6 +254,7 @@ def test_an_initial_state_weakens_over_forgotten_pieces() -> None:
     assert error(found[0][:, :, 128:], truth[0][:, :, 128:]) < BOUNDS[torch.float32]
 
 
+@slow
 @pytest.mark.parametrize("method", [chunked_linear_attention, fleet_attention])
 def test_values_may_be_wider_than_keys(method: Method) -> None:
     """As those of RetNet: heads of 256 columns of keys and 512 of values."""
@@ -261,6 +263,7 @@ def test_values_may_be_wider_than_keys(method: Method) -> None:
     check(method, dtype, s, decay=decays(s.kv_heads, 0.9), spare=(0, 0, 0))
 
 
+@slow
 def test_parts_of_a_sequence_go_on_from_a_state() -> None:
     s = Sizes(1, 2, 2, 90, 16, 16)
     (q, k, v), decay = tokens(torch.float32, s), decays(2)
@@ -290,6 +293,7 @@ def test_a_decay_close_to_one_keeps_its_digits() -> None:
         assert error(last, truth) < 6e-7
 
 
+@slow
 def test_no_power_overflows_or_loses_a_strong_decay() -> None:
     config = FleetConfig(4, 2, 2, 1)
     for least in (1e-6, 1e-30):
@@ -317,6 +321,7 @@ def test_fleet(sizes: Sizes, config: FleetConfig | None, dtype: torch.dtype) -> 
 
 
 # The interpreter scans number by number.
+@slow
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_fleet_with_decay(dtype: torch.dtype) -> None:
     config = FleetConfig(4, 2, 4, 1)
@@ -324,6 +329,7 @@ def test_fleet_with_decay(dtype: torch.dtype) -> None:
     check(fleet_attention, dtype, Sizes(1, 2, 2, 9, 4, 2), decay=decays(2), start=False, config=config)
 
 
+@slow
 def test_fleet_of_sequences_that_end_early() -> None:
     s, lengths = Sizes(5, 2, 1, 10, 2, 2), ints(0, 3, 4, 9, 99)
     for decay in (decays(1, 0.8), None):

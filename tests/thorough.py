@@ -1,4 +1,4 @@
-"""What `make check` leaves out: most of many cases alike (thorough), tests of 0.4 s or more (slow).
+"""What `make check` leaves out: most of many cases alike (thorough), tests of 0.2 s or more (slow).
 
 `make test` runs both, .ci/run the slow ones."""
 
