@@ -7,7 +7,7 @@ import csv
 import hashlib
 import importlib.metadata
 import platform
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache, lru_cache, partial
 from math import inf
@@ -24,7 +24,7 @@ from simcore.devices.spec import DeviceSpec, Link, check_return, load_device
 from simcore.devices.write_back import write_back_s
 from simcore.input.errors import FieldFaultError, parsed
 from simcore.input.fields import OneDevice, count
-from simcore.input.files import InputError, is_path, nearest, plain, unknown_name
+from simcore.input.files import InputError, enumerated, is_path, nearest, plain, unknown_name
 from simcore.machine import laws
 from simcore.machine.machine import Overheads
 from simcore.models.decoder import Dtypes, Style
@@ -365,7 +365,8 @@ def _on_device(scenario: Scenario, where: str, device: DeviceInUse, place: Place
         hardware = replace(hardware, price=lambda ranks, latency_s, free: given, kept=None, power=power)
     hardware = replace(hardware, price=_all_in_graphs(hardware.price, in_graph_s, _left_s(device, place)))
     described = _described(device, link, _formats(hardware.dtypes), hardware.overheads, link_name)
-    warnings += _check_power(where, scenario, device, hardware.power)
+    weights = {hardware.dtypes.weights, *(dtype for _, dtype in hardware.dtypes.each)}
+    warnings += _check_power(where, scenario, device, hardware.power, weights)
     described["power_cap"] = _power_described(device, hardware.power)
     if isinstance(scenario, ServingScenario):
         figures = _figures(where, scenario, ServingPublished, spec, warnings, config)
@@ -444,7 +445,7 @@ def _operators(where: str, scenario: OperatorScenario, device: DeviceInUse, plac
     if config is not None:
         # Whole prompts one after another load a card as a service does; one operator hardly for long.
         power = _power_limit(device, _fits_of(device), place.cap_times)
-        warnings += _check_power(where, scenario, device, power)
+        warnings += _check_power(where, scenario, device, power, {scenario.dtype})
         described["power_cap"] = _power_described(device, power)
         # Times of the run itself have that in them.
         single = replace(single, power=power if place.prices is None or place.alone else None)
@@ -833,9 +834,11 @@ def _power_limit(device: DeviceInUse, profile: FittedProfile | None, times: floa
     return law_of(power, times * (before_w / cap_w if before_w and cap_w else 1.0))
 
 
-def _check_power(where: str, scenario: Scenario, device: DeviceInUse, limit: PowerLimit | None) -> list[str]:
-    """Returns warnings about a power cap, and of services and prompts about one that is not known. Raises
-    InputError for one below what an idle card takes."""
+def _check_power(
+    where: str, scenario: Scenario, device: DeviceInUse, limit: PowerLimit | None, weights: Set[str]
+) -> list[str]:
+    """Returns warnings about a power cap, and of services and prompts about one that is not known. `weights`:
+    their number formats. Raises InputError for a cap below what an idle card takes."""
     profile = _fits_of(device)
     where_so = "near saturation" if isinstance(scenario, ServingScenario) else "with long prompts"
     uses = isinstance(scenario, ServingScenario | PromptScenario)
@@ -850,10 +853,15 @@ def _check_power(where: str, scenario: Scenario, device: DeviceInUse, limit: Pow
     if limit.idle >= 1.0:
         idle_w = limit.idle * cap_w
         raise InputError(f"{where}: {name}: {cap_w:g} W is no more than an idle card takes, {idle_w:.1f} W")
+    found = []
+    kept = sorted(weights - FORMATS)
+    if uses and "board_power_w" in device.change and kept:
+        only = f"only products in {enumerated(sorted(FORMATS))} slow down by it"
+        found.append(f"{name}: products in {enumerated(kept)} keep their time: {only}")
     if limit.others > 1.0:
         says = f"{cap_w:g} W is less than ops take that memory bounds, {limit.others * cap_w:.0f} W"
-        return [f"{name}: {says}: they would slow down too, which is not modelled"]
-    return []
+        found.append(f"{name}: {says}: they would slow down too, which is not modelled")
+    return found
 
 
 def _power_described(device: DeviceInUse, power: PowerLimit | None) -> dict[str, Any] | None:

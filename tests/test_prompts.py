@@ -358,6 +358,30 @@ def test_where_a_power_cap_is_not_known_a_warning_says_so(device: Any, says: lis
     assert all(wanted in found for wanted, found in zip(says, warnings, strict=True))
 
 
+@pytest.mark.parametrize(
+    ("dtype", "watts", "warns"), [("fp8", 600.0, True), ("fp8", None, False), ("bf16", 600.0, False)]
+)
+def test_a_cap_that_changes_no_product_is_named(dtype: str, watts: float | None, warns: bool) -> None:
+    document = {
+        "name": "caps",
+        "study": "serving",
+        "device": {"base": "h200-sxm", "change": {"board_power_w": watts}} if watts else "h200-sxm",
+        "model": "llama-3.1-8b",
+        "dtype": dtype,
+        "workload": {
+            "requests": 4,
+            "arrivals": {"kind": "constant", "rate_per_s": 9},
+            "prompt_tokens": {"kind": "constant", "value": 32},
+            "output_tokens": {"kind": "constant", "value": 2},
+        },
+        "strategies": [{"kind": "continuous_batching"}],
+    }
+    found = [one for one in simcore.run(document).warnings if "keep their time" in one]
+    only = "only products in bf16 and fp16 slow down by it"
+    says = f"device.change.board_power_w: products in fp8 keep their time: {only}"
+    assert found == ([says] if warns else [])
+
+
 def test_prompts_beyond_the_model_s_context_are_named() -> None:
     document = {
         "name": "long", "study": "prompt", "device": "h200-sxm", "model": "hybrid-8b", "dtype": "bf16",
