@@ -225,7 +225,8 @@ def judged(lines: Sequence[Mapping[str, Any]], limits: Mapping[str, float], *, e
     names = ["way of running", *(["device"] if kinds else []), "devices", *(["load, 1/s"] if rates else [])]
     keys = len(names)
     told = bool(limits) or any(line["verdict"] != "holds" for line in lines)
-    names.append("verdict" if told else "")
+    marked = told or any(line["best"] for line in lines)
+    names += ["verdict" if told else ""] if marked else []
     names += [name.removeprefix("vary.").rpartition(".")[2] for name in varied]
     shown = limits or [name for name in UNJUDGED if name in lines[0]]
     names += [
@@ -238,8 +239,8 @@ def judged(lines: Sequence[Mapping[str, Any]], limits: Mapping[str, float], *, e
         cells = [escape(str(line["label"])), *([escape(str(line["device"]))] if kinds else [])]
         cells.append(f"{line['devices']:,}")
         cells += ["-" if line["rate_per_s"] is None else f"{line['rate_per_s']:.4g}"] if rates else []
-        said = [VERDICTS[line["verdict"]]] if told else []
-        cells.append(", ".join([*said, *(["best"] if line["best"] else [])]))
+        said = [*([VERDICTS[line["verdict"]]] if told else []), *(["best"] if line["best"] else [])]
+        cells += [", ".join(said)] if marked else []
         cells += ["-" if line[name] is None else escape(plain(line[name], 20)) for name in varied]
         cells += ["-" if line[name] is None else _plain_value(name, line[name]) for name in shown]
         cells += [f"{line['cost_per_hour'] or 0.0:.4g}"] if prices else []

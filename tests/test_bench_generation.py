@@ -361,7 +361,6 @@ def called(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
     return int(ended.value.code or 0)
 
 
-@slow
 @emulated
 @pytest.mark.parametrize(
     ("words", "says"),

@@ -302,7 +302,6 @@ def test_the_command_line_writes_the_leads_and_a_page(
 
 
 @pytest.mark.parametrize("replicas", [1, pytest.param(3, marks=slow)])
-@slow
 def test_one_replica_has_no_interval_and_says_so(
     replicas: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

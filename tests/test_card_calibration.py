@@ -815,7 +815,6 @@ def test_what_a_profile_was_made_of_is_not_held_out(
     assert "left out: 3 shapes" in capsys.readouterr().out
 
 
-@slow
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [

@@ -277,6 +277,8 @@ sys.meta_path.insert(0, Waits())
 from simcore import __main__
 __main__.main()
 """
+# By the first module of our own.
+IN_THE_FIRST = IN_AN_IMPORT.replace("simcore.cli", "simcore.compiled")
 
 
 def waiting(code: str, here: Path, *, heeded: int = 0, ignored: int = 0) -> subprocess.Popen[str]:
@@ -296,7 +298,9 @@ def waiting(code: str, here: Path, *, heeded: int = 0, ignored: int = 0) -> subp
 
 @slow
 @SIGNALS
-@pytest.mark.parametrize("place", [IN_A_RUN, IN_AN_IMPORT], ids=["in a run", "in an import"])
+@pytest.mark.parametrize(
+    "place", [IN_A_RUN, IN_AN_IMPORT, IN_THE_FIRST], ids=["in a run", "in an import", "in the first import"]
+)
 def test_interrupted_it_leaves_nothing_behind(
     place: str, number: int, code: int, says: str, tmp_path: Path
 ) -> None:

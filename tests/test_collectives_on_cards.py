@@ -149,7 +149,6 @@ class TestInterpreted:
     @pytest.mark.parametrize(
         "layout", [pytest.param(Layout(32, 1, 1), marks=slow), Layout(64, 2, 3), Layout(256, 1, 32)]
     )
-    @slow
     def test_any_layout(self, layout: Layout) -> None:
         for dtype in FORMATS:
             xs = drawn(3, 3, dtype, 1, 777)

@@ -225,7 +225,6 @@ def same_as_simulated(kind: str, program: RandomProgram, seed: int) -> None:
 
 @settings(fixed, max_examples=examples(150))
 @given(program=random_programs(), seed=st.integers(0, 2**16))
-@slow
 def test_random_programs_do_the_same_as_on_the_simulated_machine(program: RandomProgram, seed: int) -> None:
     same_as_simulated("fake", program, seed)
 

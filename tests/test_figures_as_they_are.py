@@ -9,11 +9,10 @@ from tests import figures_as_they_are
 from tests.figures_as_they_are import NAMES, differences, lines_now, written
 from tests.thorough import slow, thorough
 
-# Of half a second or more, but for serving_flover and tiling_schedules, which are looked at every time.
+# Of 0.2 s or more, but for serving_flover and tiling_schedules, which are looked at every time.
 SLOW = {
     "decode_speculation", "serving_ranks", "serving_engines", "decode_published_hits", "serving_scaled",
-    "serving_fleets", "serving_tenants", "serving_clients", "decode_crossover_found", "tiling_schedules",
-    "serving_flover",
+    "serving_fleets", "serving_tenants", "serving_clients", "decode_crossover_found",
 }  # fmt: skip
 # Much like others: of one length or of several, of arrivals of one's own, of several prefills or batches.
 ALIKE = {
@@ -27,7 +26,6 @@ def marked(name: str) -> Any:
     return pytest.param(name, marks=marks)
 
 
-@slow
 @pytest.mark.parametrize("name", map(marked, NAMES))
 def test_figures_are_as_they_were(name: str) -> None:
     found = differences(written(name), lines_now(name))

@@ -20,7 +20,6 @@ def page(scenario: str, path: Path, settings: dict[str, object]) -> str:
     return path.read_text(encoding="utf-8")
 
 
-@slow
 def test_a_page_has_states_beside_kv(tmp_path: Path) -> None:
     settings: dict[str, object] = {"context_tokens": [512, 4096], "batch": [16]}
     text = page("h200/hybrid_decode.yaml", tmp_path / "page.html", settings)

@@ -32,7 +32,6 @@ def values(outcome: Outcome, metric: str) -> dict[tuple[str, int, int | None], f
     }
 
 
-@slow
 def test_n150_token_latency_at_1k_is_fixed_plus_32_layers() -> None:
     """ALSpec Tables 4 to 7: 31.65, 21.03, 14.83, 16.08 ms on 1, 2, 4, 8 chips, within 0.1 %."""
     only = 'strategies=[{"kind": "tensor_parallel", "ranks": [1, 2, 4, 8]}]'
@@ -111,7 +110,6 @@ def test_overlapping_the_last_layer_gains_and_never_loses() -> None:
     assert max(gain for gain in gains if gain is not None) > 1e-5
 
 
-@slow
 def test_where_nothing_hits_nothing_overlaps() -> None:
     """On a device whose exchanges cost something, too."""
     outcome, _ = ran("h200/alspec_long_context.yaml", "crossover=[]", "context_tokens=1048576",

@@ -47,7 +47,7 @@ from simcore.studies.hardware import at_end
 from simcore.studies.one_device import DeviceStudy
 from simcore.studies.serving.study import cases
 from simcore.validate.accuracy import power
-from simcore.validate.calibration import cuda_power
+from simcore.validate.calibration import cuda_power, power_fit
 from simcore.validate.calibration.power_fit import (
     Beside,
     Row,
@@ -804,8 +804,7 @@ def test_a_fit_finds_the_constants_of_its_rows(limit: PowerLimit) -> None:
     assert noisy.error_pct < 1.0
 
 
-@slow
-@pytest.mark.parametrize("times", [0.9, 0.97, 1.0, 1.15])
+@pytest.mark.parametrize("times", [0.97, *(pytest.param(times, marks=slow) for times in (0.9, 1.0, 1.15))])
 def test_the_cap_of_a_card_is_found_beside_that_of_another(times: float) -> None:
     rows = rows_of(LIMIT.lower(times))
     assert cap_times(LIMIT, rows) == pytest.approx(times, rel=1e-3)
@@ -856,6 +855,27 @@ def test_of_a_clock_that_swings_the_mean_counts(
     taken_s = row.times * round(share * 0.04 / 6e-4) * 6e-4
     assert row.period_s == pytest.approx(taken_s + (1.0 - share) * 0.04, rel=0.02)
     assert row.share == pytest.approx(taken_s / row.period_s, rel=1e-6)
+
+
+def test_a_card_s_cap_is_that_of_its_cases(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`validate` takes CAP_CASES for CAP_SECONDS each, and finds the cap that they are made of."""
+    asked = []
+
+    def steady(
+        products: object, name: str, share: float, period_s: float, beside: Beside, *, seconds: float
+    ) -> Row:
+        asked.append((share, period_s, beside))
+        assert (products, name, seconds) == ("the products", "bf16", cuda_power.CAP_SECONDS)
+        row = Row("steady", name, beside, period_s, share, 0.0, 0, 1.0, 9)
+        for _ in range(9):
+            row = replace(row, times=power_fit.steady(LIMIT.lower(1.04), row))
+        return row
+
+    monkeypatch.setattr(cuda_power, "Products", lambda price, fp8: "the products")
+    monkeypatch.setattr(cuda_power, "steady", steady)
+    price: Any = None
+    assert cuda_power.cap_times(LIMIT, price) == pytest.approx(1.04, rel=2e-3)
+    assert tuple(asked) == cuda_power.CAP_CASES
 
 
 class Capped(Real):

@@ -358,11 +358,14 @@ def test_where_a_power_cap_is_not_known_a_warning_says_so(device: Any, says: lis
     assert all(wanted in found for wanted, found in zip(says, warnings, strict=True))
 
 
+@pytest.mark.parametrize("study", ["serving", "prompt"])
 @pytest.mark.parametrize(
     ("dtype", "watts", "warns"), [("fp8", 600.0, True), ("fp8", None, False), ("bf16", 600.0, False)]
 )
-def test_a_cap_that_changes_no_product_is_named(dtype: str, watts: float | None, warns: bool) -> None:
-    document = {
+def test_a_cap_that_changes_no_product_is_named(
+    study: str, dtype: str, watts: float | None, warns: bool
+) -> None:
+    document: dict[str, Any] = {
         "name": "caps",
         "study": "serving",
         "device": {"base": "h200-sxm", "change": {"board_power_w": watts}} if watts else "h200-sxm",
@@ -376,6 +379,10 @@ def test_a_cap_that_changes_no_product_is_named(dtype: str, watts: float | None,
         },
         "strategies": [{"kind": "continuous_batching"}],
     }
+    prompt = {"study": "prompt", "model": "hybrid-8b", "methods": ["lightning"], "length": [64]}
+    same = ("name", "device", "dtype")
+    if study == "prompt":
+        document = {**{name: document[name] for name in same}, **prompt}
     found = [one for one in simcore.run(document).warnings if "keep their time" in one]
     only = "only products in bf16 and fp16 slow down by it"
     says = f"device.change.board_power_w: products in fp8 keep their time: {only}"

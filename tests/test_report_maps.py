@@ -46,7 +46,6 @@ def traces(folder: Path, key: str = MAP, choice: str = "0") -> dict[str, Any]:
     }
 
 
-@slow
 def test_a_cell_has_its_value_its_point_and_the_command_for_it(tmp_path: Path) -> None:
     found = traces(written(tmp_path, "grid", grid()))["cells"]
     assert found["text"] == [["200", "400", ""], ["200", "400", "800"], ["200", "400", ""]]
@@ -74,7 +73,6 @@ def test_of_a_share_what_it_lacks_to_one_counts(tmp_path: Path) -> None:
     assert found["z"][0] == pytest.approx([1.0, 1.0, 1.0])
 
 
-@slow
 def test_what_holds_is_within_a_line_what_is_unsure_within_dashes(tmp_path: Path) -> None:
     found = traces(written(tmp_path, "grid", grid()))
     assert sides(found["holds for sure"]) == sides_of({(0, 0), (0, 1), (0, 2), (1, 1), (1, 2)})

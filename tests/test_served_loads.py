@@ -51,7 +51,6 @@ def test_a_prediction_is_that_of_a_run(tmp_path: Path) -> None:
     assert found == {"e2e_mean_s": frame["e2e_mean_s_whole_run"], "duration_s": frame["duration_s"]}
 
 
-@slow
 @pytest.mark.parametrize(
     ("row", "says"),
     [

@@ -617,7 +617,6 @@ def good() -> list[Any]:
     return [kind(Random(seed)).run() for kind in (batched, concurrent) for seed in range(40)]
 
 
-@slow
 @pytest.mark.parametrize(("law", "mutation"), BREAKS, ids=[mutation.__name__ for _, mutation in BREAKS])
 def test_a_broken_run_is_caught_by_its_law(law: str, mutation: Breaks) -> None:
     tried = 0

@@ -160,6 +160,20 @@ def test_attention_of_many_sequences(
         near(out, torch.stack([attend(q[i], k[a : a + n], v[a : a + n]) for i, (a, n) in enumerate(rows)]))
 
 
+def test_a_long_prompt_is_computed_some_rows_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 7 tokens after 3, and of 5, two rows at most; as by one row for each query."""
+    monkeypatch.setattr(attention, "MOST_SCORES", 45)
+    op = ops.prefill_attention(
+        tokens=12, kv_tokens=15, pairs=prefill_pairs(7, 3) + prefill_pairs(5, 0),
+        q_heads=2, kv_heads=1, head_dim=5, dtype="fp64",
+    )  # fmt: skip
+    q, k, v, *_ = drawn(op, 3)
+    now, before = torch.tensor([7, 5]), torch.tensor([3, 0])
+    out = DECODER["prefill_attention"].run(op, q, k, v, now, before)
+    rows = [(0, 3 + i + 1) for i in range(7)] + [(10, i + 1) for i in range(5)]
+    near(out, torch.stack([attend(q[i], k[a : a + n], v[a : a + n]) for i, (a, n) in enumerate(rows)]))
+
+
 @given(prompts=st.integers(1, 20), tokens=st.integers(1, 50), cached=st.integers(0, 50))
 @settings(fixed, max_examples=60)
 def test_prompts_are_told_from_their_pairs(prompts: int, tokens: int, cached: int) -> None:

@@ -146,7 +146,6 @@ def torch_of(program: RandomProgram) -> TorchRun:
     return run
 
 
-@slow
 @settings(fixed, max_examples=examples(150))
 @given(program=random_programs())
 def test_random_programs_do_the_same_as_on_the_simulated_machine(program: RandomProgram) -> None:

@@ -121,7 +121,6 @@ def test_three_factors_make_the_same(factors: tuple[int, ...]) -> None:
     check(sum(factors), math.prod(factors), config=FftConfig(factors, 4, 2))
 
 
-@slow
 @pytest.mark.parametrize("factors", first(1, [(4, 8), (16, 32), (32, 4)]))
 def test_three_launches_make_the_same(factors: tuple[int, ...]) -> None:
     check(sum(factors), math.prod(factors), config=FftConfig(factors, 8, 4, fused=False))
