@@ -21,7 +21,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from simcore.input.files import LONGEST_LIST, enumerated, one_line, plain
-from simcore.studies.columns import split_tenant
+from simcore.studies.columns import USUAL_LATENCIES, split_tenant
 from simcore.studies.common import Outcome, ServingAxes
 
 # Exit codes: a broken law or another fault of simcore; bad input; Ctrl-C.
@@ -176,8 +176,6 @@ def show_plan(
     _print_target(target)
 
 
-# What is shown of points that no limit judges.
-UNJUDGED = ("ttft_p99_s", "tpot_p99_s", "e2e_p50_s")
 VERDICTS = {"holds": "[green]holds[/green]", "fails": "[red]fails[/red]", "unsure": "[yellow]unsure[/yellow]"}
 
 
@@ -228,7 +226,7 @@ def judged(lines: Sequence[Mapping[str, Any]], limits: Mapping[str, float], *, e
     marked = told or any(line["best"] for line in lines)
     names += ["verdict" if told else ""] if marked else []
     names += [name.removeprefix("vary.").rpartition(".")[2] for name in varied]
-    shown = limits or [name for name in UNJUDGED if name in lines[0]]
+    shown = limits or [name for name in USUAL_LATENCIES if name in lines[0]]
     names += [
         f"{_short(name)} ({_plain_value(name, limits[name])})" if limits else _short(name) for name in shown
     ]

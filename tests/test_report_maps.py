@@ -83,6 +83,17 @@ def test_what_holds_is_within_a_line_what_is_unsure_within_dashes(tmp_path: Path
     assert (round(x), round(y)) == (1, 1)
 
 
+def test_without_limits_the_usual_latencies_have_maps_from_their_median(tmp_path: Path) -> None:
+    folder = written(tmp_path, "grid", grid(), limits=[], objectives=[], certainty=None)
+    page = page_of(folder)
+    assert [name for name in plots_of(page) if name.startswith("map-")] == [MAP]
+    assert ("Over two fields" in page, "Where it holds" in page) == (True, False)
+    found = traces(folder)
+    # Of eight points seven have a TTFT: three of 200 ms, three of 400, one of 800.
+    assert found["cells"]["z"][1] == pytest.approx([1.0, 0.0, -1.0])
+    assert set(found) == {"cells", "texts", "the answer"}
+
+
 @slow
 def test_a_cell_without_its_metric_says_so_in_words(tmp_path: Path) -> None:
     texts = traces(written(tmp_path, "grid", grid()))["texts"]

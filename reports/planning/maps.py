@@ -1,7 +1,8 @@
 """Heat maps of a plan's points over two numbers: how far a metric is from its limit, and what holds.
 
 Colour is the distance in factors of two: blue keeps the limit, brown breaks it. What holds is outlined, so
-that no colour is needed to see it: for sure by a line, else by dashes. This module reads no file.
+that no colour is needed to see it: for sure by a line, else by dashes. Where nothing is limited, colours are
+of the usual latencies, from the median of all points. This module reads no file.
 """
 
 import math
@@ -30,9 +31,9 @@ FILLED = 0.5
 
 @dataclass(frozen=True)
 class Shaded:
-    """What colours a map: a column of the points and the value of the neutral colour, its limit or that of
-    the best point that holds (`of` says which). `at_most`: less is better; `lacks`: what counts is how much a
-    share lacks to one."""
+    """What colours a map: a column of the points and the value of the neutral colour, its limit, that of the
+    best point that holds, or the middle one (`of` says which). `at_most`: less is better; `lacks`: what
+    counts is how much a share lacks to one."""
 
     column: str
     scale: Scale
@@ -73,6 +74,11 @@ def of_objective(axis: Axis, scale: Scale, whole: Laid, *, at_most: bool) -> Sha
     if held.empty or min(int(each.max()) for each in distinct) < 2:
         return None
     return Shaded(axis.column, scale, float(held.min() if at_most else held.max()), "best", at_most)
+
+
+def of_figure(column: str, scale: Scale, whole: Laid) -> Shaded:
+    """Returns what colours the map of a latency that no limit judges: the median of all is neutral."""
+    return Shaded(column, scale, float(whole.points[column].median()), "middle", at_most=True)
 
 
 def _placed(of: Laid) -> list[str]:

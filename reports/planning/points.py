@@ -19,6 +19,7 @@ from simcore.reports.run import (
     yaml_mapping,
 )
 from simcore.reports.text import known
+from simcore.studies.columns import USUAL_LATENCIES
 
 FILE = "points.csv"
 NEEDED = ("label", "verdict")
@@ -149,7 +150,7 @@ def _limit(given: Any) -> Limit:
 
 def _points(content: str, limits: tuple[Limit, ...], more: Sequence[str]) -> pd.DataFrame:
     cells = with_answers(csv_cells(content), "best")
-    metrics = dict.fromkeys([*(limit.metric for limit in limits), *more, *LATENCIES])
+    metrics = dict.fromkeys([*(limit.metric for limit in limits), *more, *LATENCIES, *USUAL_LATENCIES])
     figures = [name for metric in metrics for name in (metric, *(f"{metric}.{end}" for end in ENDS))]
     numbers = tuple(dict.fromkeys([*NUMBERS, *figures]))
     found = with_axes(cells, NEEDED, TEXT, numbers)

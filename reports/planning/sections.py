@@ -34,6 +34,7 @@ from simcore.reports.planning.points import LATENCIES, VARIED, Planned
 from simcore.reports.planning.tornado import sensitivity
 from simcore.reports.serving.sections import scale_of, with_interval
 from simcore.reports.text import counted, known, listed, percent, recorded
+from simcore.studies.columns import USUAL_LATENCIES
 
 ABOUT: Mapping[str, str] = {
     "devices": "plan: fewest devices",
@@ -297,11 +298,12 @@ OUTLINED = ": what holds in all limits for sure has a line around it, what is no
 
 
 def _maps(of: Shown) -> list[Section]:
-    """Shows each limited metric and each objective over two numbers, where the points fill a grid of them."""
+    """Shows each limited metric and each objective over two numbers, where the points fill a grid of them;
+    without limits the usual latencies."""
     whole = laid(of.plan, longest=True)
     if whole is None or not maps.is_grid(whole):
         return []
-    shades = [maps.of_limit(each) for each in of.limited]
+    shades = [maps.of_limit(each) for each in of.limited] or _unjudged_shades(of, whole)
     drawn = {shaded.column for shaded in shades}
     others = [axis for axis in of.objectives if axis.column not in drawn]
     shades += [shaded for axis in others if (shaded := _objective_shades(of, whole, axis)) is not None]
@@ -322,7 +324,15 @@ def _maps(of: Shown) -> list[Section]:
     notes = [left] if len(ways) > MOST_MAPS else []
     words = {"across": whole.across.title, "rows": whole.rows.title if whole.rows else ""}
     words["outlined"] = OUTLINED if of.limited else ""
-    return [common.section("plan", "maps", words, plots=plots, notes=notes, wide=maps.is_wide(whole))]
+    key = "maps" if of.limited else "figure-maps"
+    return [common.section("plan", key, words, plots=plots, notes=notes, wide=maps.is_wide(whole))]
+
+
+def _unjudged_shades(of: Shown, whole: Laid) -> list[maps.Shaded]:
+    """Returns what colours maps where nothing is limited."""
+    points = of.plan.points
+    known_ones = [name for name in USUAL_LATENCIES if points[name].notna().any()]
+    return [maps.of_figure(name, scale_of(name, points[name].max()), whole) for name in known_ones]
 
 
 def _objective_shades(of: Shown, whole: Laid, axis: Axis) -> maps.Shaded | None:

@@ -385,6 +385,8 @@ METRICS: Mapping[str, Mapping[str, Metric]] = {
 }
 # Suffixes of a figure of the whole run (the plain name is of the measured window), and of one at both ends of
 # the prices' intervals.
+# Latencies that stand for a service where no limit says which ones matter.
+USUAL_LATENCIES = ("ttft_p99_s", "tpot_p99_s", "e2e_p50_s")
 WHOLE_RUN, BY_PRICES = "_whole_run", "_by_prices"
 _VARIANTS = {
     WHOLE_RUN: ", of the whole run, warm-up and drain in it",
