@@ -36,7 +36,15 @@ from simcore.planning.alternatives import (
 from simcore.planning.limits import LATENCY, Limit, limits, names, of_slo
 from simcore.planning.plan import Plan, run
 from simcore.planning.points import Benches, Point
-from simcore.planning.questions import PlanResult, Tried, _left_out_early, _nearest, difference, pareto
+from simcore.planning.questions import (
+    PlanResult,
+    Tried,
+    _left_out_early,
+    _nearest,
+    difference,
+    joules_per_token,
+    pareto,
+)
 from simcore.planning.runs import Ask, Finished, Maker, Ran, Runner, simulated
 from simcore.planning.searches import (
     ALONE,
@@ -1180,6 +1188,24 @@ def test_a_queue_that_grows_in_one_run_is_no_verdict(tmp_path: Path) -> None:
     assert (tried.judged.verdict, tried.judged.runs[0].growing) == ("holds", True)
     of = "in 1 of 1 points requests came faster than they were answered"
     assert plan.notes == [f"each point ran once, so nothing is judged; {of}"]
+
+
+@pytest.mark.parametrize("objective", ["highest_rate", "lowest_energy"])
+def test_a_map_answers_with_what_keeps_up(objective: str, tmp_path: Path) -> None:
+    """Beyond what the server answers, energy goes by the tokens that come out, not by those asked for."""
+    base = {**BASE, "slo": {}, "strategies": [FEW_AT_A_TIME]}
+    base["workload"] = {**BASE["workload"], "requests": 400}
+    vary = {"workload.arrivals.rate_per_s": [4.0, 1000.0]}
+    asked = {"base": base, "vary": vary, "question": "grid", "replicas": 1, "objective": objective}
+    plan = planned(tmp_path, asked)
+    assert [line["rate_per_s"] for line in plan.lines if line["best"]] == [4.0]
+    slow, fast = (one for one in plan.result.tried)
+    power_w = slow.point.bench.hardware.board_power_w or 0.0
+    offered = 4.0 * slow.point.case.axes.output_tokens
+    came_out = fast.judged.mean("output_throughput_tokens_per_s") or 0.0
+    assert came_out < 0.9 * 1000.0 * fast.point.case.axes.output_tokens
+    assert joules_per_token(slow) == pytest.approx(power_w / offered)
+    assert joules_per_token(fast) == pytest.approx(power_w / came_out)
 
 
 CONSTANT = {"kind": "constant", "value": 8}

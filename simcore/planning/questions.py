@@ -134,10 +134,19 @@ def price_of(asked: Asked, point: Point) -> float | None:
     return sum(costs) if len(costs) == len(each) else None
 
 
+def keeps_up(one: Tried) -> bool:
+    """Whether most runs of a point show that it answers as fast as requests come: its queue does not grow,
+    and requests come for long enough. Where points run once and are not judged, nothing else says so."""
+    return 2 * sum(run.growing or run.short for run in one.judged.runs) <= len(one.judged.runs)
+
+
 def offered_tokens_per_s(one: Tried) -> float | None:
-    """Returns the output tokens that are asked for in a second, or None where the load does not say it."""
+    """Returns the output tokens that are asked for in a second, which come out in the long run; None where
+    the load does not say it, or where fewer may come out."""
     axes = one.point.case.axes
-    return axes.rate_per_s * axes.output_tokens if axes.rate_per_s and axes.arriving == "requests" else None
+    if not axes.rate_per_s or axes.arriving != "requests" or not keeps_up(one):
+        return None
+    return axes.rate_per_s * axes.output_tokens
 
 
 def joules_per_token(one: Tried) -> float | None:
@@ -558,7 +567,10 @@ def _grid(asked: Asked, benches: Benches, runner: Runner) -> PlanResult:
             for one in tried
         ]
     )
-    front = pareto([one for one in tried if one.judged.holds], objectives(asked))
+    holding = [one for one in tried if one.judged.holds]
+    # Of points that nothing judged those answer first that keep up.
+    answering = [one for one in holding if keeps_up(one)] if asked.rule.once else []
+    front = pareto(answering or holding, objectives(asked))
     result.winners += front or [None]
     return result
 
