@@ -1190,8 +1190,16 @@ def test_a_queue_that_grows_in_one_run_is_no_verdict(tmp_path: Path) -> None:
     assert plan.notes == [f"each point ran once, so nothing is judged; {of}"]
 
 
-@pytest.mark.parametrize("objective", ["highest_rate", "lowest_energy"])
-def test_a_map_answers_with_what_keeps_up(objective: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("objective", "says"),
+    [
+        ("highest_rate", "best by highest rate is"),
+        ("lowest_energy", "best by lowest energy is"),
+        ("fewest_devices", "best by fewest devices, the first of 2 that are alike, is"),
+        (["highest_rate", "fewest_devices"], "best is"),
+    ],
+)
+def test_a_map_answers_with_what_keeps_up(objective: str | list[str], says: str, tmp_path: Path) -> None:
     """Beyond what the server answers, energy goes by the tokens that come out, not by those asked for."""
     base = {**BASE, "slo": {}, "strategies": [FEW_AT_A_TIME]}
     base["workload"] = {**BASE["workload"], "requests": 400}
@@ -1199,6 +1207,7 @@ def test_a_map_answers_with_what_keeps_up(objective: str, tmp_path: Path) -> Non
     asked = {"base": base, "vary": vary, "question": "grid", "replicas": 1, "objective": objective}
     plan = planned(tmp_path, asked)
     assert [line["rate_per_s"] for line in plan.lines if line["best"]] == [4.0]
+    assert f"; {says} 1 h200-sxm" in plan.answer
     slow, fast = (one for one in plan.result.tried)
     power_w = slow.point.bench.hardware.board_power_w or 0.0
     offered = 4.0 * slow.point.case.axes.output_tokens

@@ -88,6 +88,8 @@ def test_without_limits_the_usual_latencies_have_maps_from_their_median(tmp_path
     page = page_of(folder)
     assert [name for name in plots_of(page) if name.startswith("map-")] == [MAP]
     assert ("Over two fields" in page, "Where it holds" in page) == (True, False)
+    table = page[page.index("8 points") :]
+    assert ("TTFT, 99th percentile" in table, ">verdict<" in table) == (True, False)
     found = traces(folder)
     # Of eight points seven have a TTFT: three of 200 ms, three of 400, one of 800.
     assert found["cells"]["z"][1] == pytest.approx([1.0, 0.0, -1.0])

@@ -377,9 +377,9 @@ def _points(of: Shown) -> list[Section]:
         ("servers", "r", common.if_known("servers", recorded_whole)),
         ("load", "l", lambda row: _load(row, loads)),
         *_varied_columns(of.plan),
-        ("verdict", "l", lambda row: figures.SAYS[row["verdict"]]),
+        *([] if of.plan.once else [("verdict", "l", lambda row: figures.SAYS[row["verdict"]])]),
         ("replicas", "r", common.if_known("replicas", recorded_whole)),
-        *(_limited_column(each) for each in of.limited),
+        *([_limited_column(each) for each in of.limited] or _usual_columns(of.plan)),
         ("cost an hour", "r", common.if_known(COST.column, recorded)),
         ("per million output tokens", "r", common.if_known(PER_MILLION, recorded)),
         ("J per output token, at most", "r", common.if_known(ENERGY.column, recorded)),
@@ -427,6 +427,16 @@ def _limited_column(each: Limited) -> common.Column:
 
 
 # -- prices and the plan as asked ------------------------------------------------------------------
+
+
+def _usual_columns(plan: Planned) -> list[common.Column]:
+    """Returns a column for each of the latencies that are shown where nothing is limited."""
+    found: list[common.Column] = []
+    for name in USUAL_LATENCIES:
+        if plan.points[name].notna().any():
+            scale = scale_of(name, plan.points[name].max())
+            found.append((scale.title, "r", common.if_known(name, replace(scale, unit="").text)))
+    return found
 
 
 def _prices(plan: Planned) -> list[Section]:

@@ -158,13 +158,25 @@ def _grid(asked: Asked, result: PlanResult) -> str:
     held = f" {keeps} {_limits(asked.limits)}" if asked.limits else " can run"
     first = best[0]
     if len(best) == 1:
-        of = f"best is {devices(first)} at {_load(first.point.case.axes)}"
+        by = "" if asked.limits else _best_by(asked, holding, first)
+        of = f"best{by} is {devices(first)} at {_load(first.point.case.axes)}"
         wanted = _of_objectives(asked, first)
         reached = [] if wanted and not asked.limits else [_reached(asked.limits, first.judged)]
         return f"{count}{held}; {of}, with {' and '.join([*reached, *wanted])}{_sure(asked, first)}."
     names = "; ".join(f"{devices(one)} at {_load(one.point.case.axes)}" for one in best[:MOST_LISTED])
     more = f" and {len(best) - MOST_LISTED} more" if len(best) > MOST_LISTED else ""
     return f"{count}{held}; {len(best)} of them are on the Pareto front: {names}{more}."
+
+
+def _best_by(asked: Asked, holding: Sequence[Tried], first: Tried) -> str:
+    """Returns what the objective is, if there is one, and how many points are as good in it: where nothing is
+    limited, often all."""
+    if len(objectives(asked)) > 1:
+        return ""
+    ((name, value),) = objectives(asked)
+    alike = sum(value(one) == value(first) for one in holding)
+    ties = f", the first of {alike:,} that are alike," if alike > 1 else ""
+    return f" by {name.replace('_', ' ')}{ties}"
 
 
 def _of_objectives(asked: Asked, one: Tried) -> list[str]:
