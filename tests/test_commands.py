@@ -24,6 +24,7 @@ from simcore.planning.commands import lines as lines_of
 from simcore.planning.plan import run
 from simcore.planning.points import Benches
 from simcore.planning.questions import joules_per_token
+from simcore.planning.runs import Ran
 from simcore.planning.whatif import load_plan
 from simcore.scenario import scenario_of
 from simcore.studies.serving.engines.presets import engine_names
@@ -349,12 +350,12 @@ def test_a_plan_ends_with_commands_and_bounds_the_energy_of_a_token(
     assert "J per output token, at most" in page
 
 
-def judged(holds: bool, power_w: float | None) -> Any:
+def judged(holds: bool, power_w: float | None, runs: list[Ran] | None = None) -> Any:
     hardware = SimpleNamespace(board_power_w=power_w)
     axes = SimpleNamespace(rate_per_s=10.0, output_tokens=100.0, arriving="requests", devices=4)
     devices = [SimpleNamespace(hardware=hardware, number=4)]
     point = SimpleNamespace(devices=devices, case=SimpleNamespace(axes=axes, scaling=None))
-    judged = SimpleNamespace(point=point, holds=holds, mean=lambda name: 500.0)
+    judged = SimpleNamespace(point=point, holds=holds, mean=lambda name: 500.0, runs=runs or [Ran({})])
     return SimpleNamespace(point=point, judged=judged)
 
 
@@ -362,6 +363,21 @@ def test_what_does_not_keep_up_is_charged_for_the_tokens_that_came_out() -> None
     assert joules_per_token(judged(True, 700.0)) == pytest.approx(700 * 4 / 1000)
     assert joules_per_token(judged(False, 700.0)) == pytest.approx(700 * 4 / 500)
     assert joules_per_token(judged(True, None)) is None
+
+
+@pytest.mark.parametrize(
+    ("runs", "tokens"),
+    [
+        ([Ran({}, growing=True), Ran({}, growing=True), Ran({})], 500),
+        ([Ran({}, growing=True), Ran({}), Ran({})], 1000),
+        ([Ran({}, growing=True)], 500),
+        ([Ran({}, short=True)], 500),
+        # Of judged points the verdict knows whether there were enough requests.
+        ([Ran({}, short=True)] * 3, 1000),
+    ],
+)
+def test_runs_whose_queues_grow_keep_up_with_nothing(runs: list[Ran], tokens: int) -> None:
+    assert joules_per_token(judged(True, 700.0, runs)) == pytest.approx(700 * 4 / tokens)
 
 
 def own_device(folder: Path, **more: Any) -> Path:

@@ -135,9 +135,10 @@ def price_of(asked: Asked, point: Point) -> float | None:
 
 
 def keeps_up(one: Tried) -> bool:
-    """Whether most runs of a point show that it answers as fast as requests come: its queue does not grow,
-    and requests come for long enough. Where points run once and are not judged, nothing else says so."""
-    return 2 * sum(run.growing or run.short for run in one.judged.runs) <= len(one.judged.runs)
+    """Whether most runs of a point show that it answers as fast as requests come: its queue does not grow. Of
+    a single run, which nothing judges, requests have to come for long enough, too."""
+    runs = one.judged.runs
+    return 2 * sum(run.growing or (run.short and len(runs) == 1) for run in runs) <= len(runs)
 
 
 def offered_tokens_per_s(one: Tried) -> float | None:
