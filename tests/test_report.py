@@ -925,7 +925,7 @@ def test_every_kind_of_op_of_any_decoder_has_a_part(ranks: int, style_of_ranks: 
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param("alspec", marks=slow),
+        "alspec",
         "papers/alspec_h100_table3",
         "h200/decode_step",
         "h200/decoder_layer",

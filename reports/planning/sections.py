@@ -71,6 +71,13 @@ class Shown:
         ]
 
     @cached_property
+    def usual(self) -> dict[str, Scale]:
+        """The latencies that are shown where nothing is limited and that some point has, and their scales."""
+        points = self.plan.points
+        known_ones = [name for name in USUAL_LATENCIES if points[name].notna().any()]
+        return {name: scale_of(name, points[name].max()) for name in known_ones}
+
+    @cached_property
     def priced(self) -> bool:
         """Whether some point has a cost."""
         return bool(self.plan.points[COST.column].notna().any())
@@ -303,7 +310,8 @@ def _maps(of: Shown) -> list[Section]:
     whole = laid(of.plan, longest=True)
     if whole is None or not maps.is_grid(whole):
         return []
-    shades = [maps.of_limit(each) for each in of.limited] or _unjudged_shades(of, whole)
+    usual = [maps.of_figure(name, scale, whole) for name, scale in of.usual.items()]
+    shades = [maps.of_limit(each) for each in of.limited] or usual
     drawn = {shaded.column for shaded in shades}
     others = [axis for axis in of.objectives if axis.column not in drawn]
     shades += [shaded for axis in others if (shaded := _objective_shades(of, whole, axis)) is not None]
@@ -326,13 +334,6 @@ def _maps(of: Shown) -> list[Section]:
     words["outlined"] = OUTLINED if of.limited else ""
     key = "maps" if of.limited else "figure-maps"
     return [common.section("plan", key, words, plots=plots, notes=notes, wide=maps.is_wide(whole))]
-
-
-def _unjudged_shades(of: Shown, whole: Laid) -> list[maps.Shaded]:
-    """Returns what colours maps where nothing is limited."""
-    points = of.plan.points
-    known_ones = [name for name in USUAL_LATENCIES if points[name].notna().any()]
-    return [maps.of_figure(name, scale_of(name, points[name].max()), whole) for name in known_ones]
 
 
 def _objective_shades(of: Shown, whole: Laid, axis: Axis) -> maps.Shaded | None:
@@ -379,7 +380,10 @@ def _points(of: Shown) -> list[Section]:
         *_varied_columns(of.plan),
         *([] if of.plan.once else [("verdict", "l", lambda row: figures.SAYS[row["verdict"]])]),
         ("replicas", "r", common.if_known("replicas", recorded_whole)),
-        *([_limited_column(each) for each in of.limited] or _usual_columns(of.plan)),
+        *(
+            [_limited_column(each) for each in of.limited]
+            or [_usual_column(*each) for each in of.usual.items()]
+        ),
         ("cost an hour", "r", common.if_known(COST.column, recorded)),
         ("per million output tokens", "r", common.if_known(PER_MILLION, recorded)),
         ("J per output token, at most", "r", common.if_known(ENERGY.column, recorded)),
@@ -426,17 +430,11 @@ def _limited_column(each: Limited) -> common.Column:
     return scale.title, "r", says
 
 
+def _usual_column(name: str, scale: Scale) -> common.Column:
+    return scale.title, "r", common.if_known(name, replace(scale, unit="").text)
+
+
 # -- prices and the plan as asked ------------------------------------------------------------------
-
-
-def _usual_columns(plan: Planned) -> list[common.Column]:
-    """Returns a column for each of the latencies that are shown where nothing is limited."""
-    found: list[common.Column] = []
-    for name in USUAL_LATENCIES:
-        if plan.points[name].notna().any():
-            scale = scale_of(name, plan.points[name].max())
-            found.append((scale.title, "r", common.if_known(name, replace(scale, unit="").text)))
-    return found
 
 
 def _prices(plan: Planned) -> list[Section]:
