@@ -15,20 +15,25 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-# The core is compiled against the types of what it imports.
-NEEDED = ["mypy>=1.13", "numpy>=1.26", "setuptools>=70", "simpy>=4.1"]
+NEEDED = ["mypy>=1.13", "setuptools>=70"]
 # Runs in a folder that holds a copy of the package; what is compiled goes into `out`. At a higher level the
-# compiler takes up to twice as long, and services are simulated no faster.
+# compiler takes up to twice as long, and services are simulated no faster. To judge the indentation of 13 MB,
+# as Python's own flags ask, takes as long again. Types are those of simcore alone: the packages beside it,
+# numpy among them, are objects to the compiled core anyway, and would be read for minutes.
 COMPILE = """
 import sys
 from mypyc.build import mypycify
 from setuptools import setup
 
-flags = ["--ignore-missing-imports", "--follow-imports=silent"]
+flags = ["--ignore-missing-imports", "--follow-imports=silent", "--no-site-packages"]
+extensions = mypycify([*flags, *sys.argv[1:]], debug_level="0", opt_level="1")
+if sys.platform != "win32":
+    for extension in extensions:
+        extension.extra_compile_args.append("-Wno-misleading-indentation")
 setup(
     name="core",
     packages=[],
-    ext_modules=mypycify([*flags, *sys.argv[1:]], debug_level="0", opt_level="1"),
+    ext_modules=extensions,
     script_args=["-q", "build_ext", "--build-lib", "out"],
 )
 """
