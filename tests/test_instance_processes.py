@@ -124,7 +124,9 @@ def serve(
         answers[request.id] = run.answer(request)
 
     journal.answered = note
-    trace = run.run(lambda m: concurrent_instances(m, model, journal, max_instances=places))
+    trace = run.run(
+        lambda m: concurrent_instances(m, model, journal, max_instances=places, prompt_streams=None)
+    )
     return Served(trace, answers, run)
 
 

@@ -1,10 +1,12 @@
 """Concurrent instances: each request runs alone, beside the others, on the same weights.
 
-    instance i   stream "instance i": the prompt, then one decode burst with a batch of one
+    instance i   stream "context (i mod prompt_streams)": the prompt;
+                 stream "instance i": then one decode burst with a batch of one
 
 As FasterTransformer behind Triton does it (Flover, Yao et al. 2023, Figure 1 (b)). Instances that run at the
 same time share the device as the machine models it; beyond `max_instances`, requests wait, first come first
-served.
+served. There each instance computes its prompt on its own stream (here: `prompt_streams` None). But one
+prompt fills a device: beside each other all of them end late, one after another the first ends early.
 """
 
 from collections import deque
@@ -14,6 +16,7 @@ from heapq import heappop, heappush
 from simcore.machine.machine import Machine, Program, Ticket
 from simcore.models.served_decoder import ServedDecoder
 from simcore.schedules.dynamic_batching import run_to_end
+from simcore.schedules.temporal_fusion import context_stream
 from simcore.workload.requests import END, REQUESTS, Journal, Request
 
 
@@ -26,6 +29,7 @@ def instance_stream(number: int) -> str:
 class _Pool:
     """The instances, by number: `free`: a heap of idle ones; `waiting`: the requests in order."""
 
+    prompt_streams: int | None
     free: list[int]
     waiting: deque[Request] = field(default_factory=deque)
     running: dict[int, Ticket] = field(default_factory=dict)
@@ -41,11 +45,13 @@ def concurrent_instances(
     journal: Journal,
     *,
     max_instances: int,
+    prompt_streams: int | None = 1,
     slot_tokens: int | None = None,
 ) -> Program:
-    """Serves the requests of the inbox until END. `slot_tokens`: tokens in the KV cache of one instance;
-    None: no limit."""
-    pool = _Pool(list(range(max_instances)))
+    """Serves the requests of the inbox until END. `prompt_streams`: streams that compute prompts, each one
+    after another; None: each instance its own. `slot_tokens`: tokens in the KV cache of one instance; None:
+    no limit."""
+    pool = _Pool(prompt_streams, list(range(max_instances)))
     while (item := (yield m.recv(REQUESTS))) != END:
         assert isinstance(item, Request)
         if slot_tokens is not None and item.prompt_tokens + item.max_tokens > slot_tokens:
@@ -64,6 +70,8 @@ def _instance(m: Machine, model: ServedDecoder, journal: Journal, pool: _Pool, n
     """Serves requests from the queue, one after another, until none waits."""
     while pool.waiting:
         request = pool.waiting.popleft()
-        yield from run_to_end(m, model, journal, [request], pool.levels, stream=instance_stream(number))
+        own = instance_stream(number)
+        prompts = own if pool.prompt_streams is None else context_stream(number % pool.prompt_streams)
+        yield from run_to_end(m, model, journal, [request], pool.levels, own, prompts)
     del pool.running[number]
     heappush(pool.free, number)

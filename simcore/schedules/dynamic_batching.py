@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from simcore.machine.machine import Machine, Program, Ticket
+from simcore.machine.machine import MAIN, Machine, Program, Ticket
 from simcore.models.served_decoder import ServedDecoder, decode_sizes, growth, step_sizes
 from simcore.workload.requests import END, REQUESTS, Batch, Journal, Request
 
@@ -129,16 +129,22 @@ def run_to_end(
     journal: Journal,
     batch: Sequence[Request],
     levels: Levels,
-    stream: str = "main",
+    stream: str = MAIN,
+    prompt_stream: str = MAIN,
 ) -> Program:
-    """Runs a batch from its prompts to the end of its longest answer, as launches queued one after another.
+    """Runs a batch from its prompts to the end of its longest answer, as launches queued one after another;
+    if its prompts have a stream of their own, the answers are launched once they are there.
 
     The prompts give the first tokens, or with `model.whole` the first iteration does.
     """
     for request in batch:
         request.instance, request.scheduled_s = m.rank, m.now()
-    end_s, tokens = 0.0, 0
-    for step in _launch_all(m, model, batch, stream):
+    end_s, tokens, answers = 0.0, 0, partial(_launch_answers, m, model, batch, stream)
+    steps = deque([_launch_prompts(m, model, batch, prompt_stream)])
+    if prompt_stream == stream:
+        steps += answers()
+    while steps:
+        step = steps.popleft()
         start_s = max(step.issued_s, end_s)
         waiting, held = levels()
         yield m.wait(step.ticket)
@@ -150,6 +156,8 @@ def run_to_end(
         if step.first_tokens:
             for request in batch:
                 request.first_token_s = end_s
+        if step.prompt_tokens and prompt_stream != stream:
+            steps += answers()
         before, tokens = tokens, tokens + (step.replays if step.computed else int(step.first_tokens > 0))
         for request in batch:
             if before < request.output_tokens <= tokens:
@@ -161,15 +169,18 @@ def _decoding(batch: Sequence[Request], iterations: int) -> Batch:
     return Batch(decoding=[(request, request.prompt_tokens + iterations) for request in batch])
 
 
-def _launch_all(m: Machine, model: ServedDecoder, batch: Sequence[Request], stream: str) -> list[_Step]:
-    size, whole = len(batch), model.whole
-    sizes = step_sizes(0, 0, [(request.prompt_tokens, 0) for request in batch], size)
+def _launch_prompts(m: Machine, model: ServedDecoder, batch: Sequence[Request], stream: str) -> _Step:
+    sizes = step_sizes(0, 0, [(request.prompt_tokens, 0) for request in batch], len(batch))
     rows = partial(Batch, [(request, request.prompt_tokens, 0) for request in batch])
-    prefill = m.launch(model.prefill, stream=stream, sizes=sizes, batch=rows)
-    prompts = sizes["prompt_tokens"]
-    steps = [_Step(prefill, m.now(), 1, prompt_tokens=prompts, first_tokens=0 if whole else size)]
+    ticket = m.launch(model.prefill, stream=stream, sizes=sizes, batch=rows)
+    first_tokens = 0 if model.whole else len(batch)
+    return _Step(ticket, m.now(), 1, prompt_tokens=sizes["prompt_tokens"], first_tokens=first_tokens)
+
+
+def _launch_answers(m: Machine, model: ServedDecoder, batch: Sequence[Request], stream: str) -> list[_Step]:
+    size, whole, steps = len(batch), model.whole, []
     lengths = [request.output_tokens - (0 if whole else 1) for request in batch]
-    cached = prompts
+    prompts = cached = sum(request.prompt_tokens for request in batch)
     for number, (replays, decoding) in enumerate(bursts(lengths, first_alone=whole)):
         ticket = m.launch(
             model.decode,

@@ -33,6 +33,11 @@ from simcore.workload.requests import END, REQUESTS, Batch, Journal, Request
 INFERENCE = "inference"
 
 
+def context_stream(number: int) -> str:
+    """The stream of prompts of this number."""
+    return f"context {number}"
+
+
 @dataclass(slots=True)
 class _Server:
     """The state of one server. `live`: the requests in generation, by slot; `busy`: slots that are written or
@@ -132,7 +137,7 @@ def _pre_process(
     batch = partial(Batch, [(request, request.prompt_tokens, 0)])
     stream = min(range(len(server.prompts)), key=server.prompts.__getitem__)
     server.prompts[stream] += 1
-    step = m.launch(model.prefill, stream=f"context {stream}", sizes=sizes, batch=batch)
+    step = m.launch(model.prefill, stream=context_stream(stream), sizes=sizes, batch=batch)
     start_s, waiting, held = m.now(), len(server.waiting), server.held
     yield m.wait(step)
     server.prompts[stream] -= 1

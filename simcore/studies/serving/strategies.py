@@ -58,6 +58,11 @@ class ServingStrategy(Protocol):
         journal."""
 
 
+def beside(prompt_streams: int) -> str:
+    """How a label says that prompts are computed beside each other."""
+    return f", {prompt_streams} prompt streams" if prompt_streams > 1 else ""
+
+
 class TemporalFusion(Strict):
     """Requests join a running batch at the next iteration, in one of its slots (Flover)."""
 
@@ -77,9 +82,8 @@ class TemporalFusion(Strict):
     prompts_apart: ClassVar[bool] = True
 
     def label(self) -> str:
-        streams = self.prompt_streams[0]
-        beside = f", {streams} prompt streams" if streams > 1 else ""
-        return f"temporal fusion, {self.slots[0]} slots{'' if self.shuffle[0] else ', no shuffle'}{beside}"
+        shuffle = "" if self.shuffle[0] else ", no shuffle"
+        return f"temporal fusion, {self.slots[0]} slots{shuffle}{beside(self.prompt_streams[0])}"
 
     def room(self, memory: ServerMemory) -> Room:
         return memory.slots(self.slots[0])
@@ -125,6 +129,11 @@ class ConcurrentInstances(Strict):
         description="whether a real machine holds each instance in a process of its own, with shared weights"
         " (CUDA IPC); else they are streams of one process, as in all predictions",
     )
+    prompt_streams: Many[Places] = Field(
+        [1],
+        description="streams that compute prompts beside the answers, each one prompt after another; with"
+        " processes each instance computes its own",
+    )
     ranks: SeveralRanks = [1]
     host: EngineHost = NO_HOST_TIME
     in_turn: ClassVar[bool] = True
@@ -137,7 +146,7 @@ class ConcurrentInstances(Strict):
         return self
 
     def label(self) -> str:
-        apart = ", a process each" if self.processes[0] else ""
+        apart = ", a process each" if self.processes[0] else beside(self.prompt_streams[0])
         return f"concurrent instances, up to {self.max_instances[0]}{apart}"
 
     def streams(self, room: Room) -> list[str]:
@@ -147,7 +156,10 @@ class ConcurrentInstances(Strict):
         return memory.slots(self.max_instances[0])
 
     def program(self, m: Machine, model: ServedDecoder, journal: Journal, room: Room) -> Program:
-        return concurrent_instances(m, model, journal, max_instances=room.limit, slot_tokens=room.slot_tokens)
+        return concurrent_instances(
+            m, model, journal, max_instances=room.limit, slot_tokens=room.slot_tokens,
+            prompt_streams=None if self.processes[0] else self.prompt_streams[0],
+        )  # fmt: skip
 
 
 class IterationBatching(Strict):

@@ -359,7 +359,7 @@ class CardServedState(CardState):
 
     def on(self, stream: str) -> "CardServedState | SplitState":
         """Returns the steps of a stream."""
-        return self if stream == self.stream else SplitState(self._other(stream), self._other(PROMPTS))
+        return self if stream == self.stream else SplitState(self._other, stream)
 
     def _other(self, stream: str) -> "CardServedState":
         if stream not in self.streams:
@@ -719,10 +719,11 @@ class CardServedState(CardState):
 
 class SplitState(CardState):
     """The steps of a stream other than "main": its own for decoding, and one for the prompts of all such
-    streams."""
+    streams. `of`: returns the steps of a stream, which are made when they are first asked for, as a stream
+    that computes prompts alone never does."""
 
-    def __init__(self, own: CardServedState, prompts: CardServedState) -> None:
-        self.own, self.prompts, self._now = own, prompts, own
+    def __init__(self, of: Callable[[str], CardServedState], stream: str) -> None:
+        self._of, self._stream, self._now = of, stream, of(PROMPTS)
 
     def reset(self) -> None:
         """Does nothing: the state of "main" resets all."""
@@ -735,7 +736,7 @@ class SplitState(CardState):
         self, batch: Batch | None, sizes: Mapping[str, int], replay: int
     ) -> Callable[[], object] | None:
         """As `CardServedState.begin`."""
-        self._now = self.prompts if sizes.get("prompt_tokens", 0) else self.own
+        self._now = self._of(PROMPTS if sizes.get("prompt_tokens", 0) else self._stream)
         return self._now.begin(batch, sizes, replay)
 
     def bound(self, graph: Graph, sizes: Mapping[str, int]) -> Mapping[str, int]:
@@ -748,11 +749,11 @@ class SplitState(CardState):
 
     def key(self) -> tuple[bool, Key]:
         """Returns which of the steps it is, and that step's key."""
-        return self._now is self.prompts, self._now.key()
+        return self._now is self._of(PROMPTS), self._now.key()
 
     def restore(self, key: tuple[bool, Key]) -> None:
         """Sets both."""
-        self._now = self.prompts if key[0] else self.own
+        self._now = self._of(PROMPTS if key[0] else self._stream)
         self._now.restore(key[1])
 
     def execute(self, op: Op) -> None:
