@@ -140,7 +140,8 @@ def run_to_end(
     for request in batch:
         request.instance, request.scheduled_s = m.rank, m.now()
     end_s, tokens, answers = 0.0, 0, partial(_launch_answers, m, model, batch, stream)
-    steps = deque([_launch_prompts(m, model, batch, prompt_stream)])
+    prompts = _launch_prompts(m, model, batch, prompt_stream)
+    steps = deque([prompts])
     if prompt_stream == stream:
         steps += answers()
     while steps:
@@ -156,7 +157,7 @@ def run_to_end(
         if step.first_tokens:
             for request in batch:
                 request.first_token_s = end_s
-        if step.prompt_tokens and prompt_stream != stream:
+        if step is prompts and prompt_stream != stream:
             steps += answers()
         before, tokens = tokens, tokens + (step.replays if step.computed else int(step.first_tokens > 0))
         for request in batch:

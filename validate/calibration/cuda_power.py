@@ -5,14 +5,14 @@
 
 Products that arithmetic bounds have ROWS rows, those that memory bounds FEW_ROWS of the same matrices, more
 of them than the L2 cache holds. Times are in those of the profile's price, which is what the simulator
-lengthens; in fp8, which it does not, in those of this card after rest.
+lengthens; in fp8 in those of this card after rest, for a price holds the rounding of the input too.
 
 A card over its cap lowers its clock too far, raises it too far, and so on, about once a second: the median
 product of a second takes 3 % less than the mean one, which is what adds up to the time of a service.
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise
 from statistics import mean, median
@@ -74,13 +74,20 @@ class Products:
 
         matrices = [drawn(WIDE, DEEP).mul_(DEEP**-0.5).t() for _ in range(MATRICES)]
         self.calls: dict[str, Sequence[Call]] = {}
+        self.alone_s = {"bf16": price(PRODUCT).seconds}
         for name, rows in (("bf16", ROWS), ("memory", FEW_ROWS)):
             x, out = drawn(rows, DEEP), torch.empty(rows, WIDE, device="cuda", dtype=torch.bfloat16)
             self.calls[name] = [partial(torch.mm, x, each, out=out) for each in matrices]
         if fp8 and has_fp8():
             self.calls["fp8"] = [scaled_product(ROWS, WIDE, DEEP) for _ in range(MATRICES // 2)]
-        measured = {name: self._alone_s(name) for name in self.calls if name != "bf16"}
-        self.alone_s: Mapping[str, float] = {**measured, "bf16": price(PRODUCT).seconds}
+        for name in [each for each in self.calls if each != "bf16"]:
+            self.add(name, self.calls[name])
+
+    def add(self, name: str, calls: Sequence[Call]) -> float:
+        """Adds products, or others of that name. Returns the seconds of one by itself, which it measures."""
+        self.calls[name] = calls
+        self.alone_s[name] = self._alone_s(name)
+        return self.alone_s[name]
 
     def graph(self, name: str, count: int) -> torch.cuda.CUDAGraph:
         """Captures `count` products, matrix after matrix."""

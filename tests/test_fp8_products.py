@@ -1,0 +1,137 @@
+"""Products in fp8 as engines run them: the program that measures them, and what the simulator has of them."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any
+
+import pytest
+import torch
+
+import simcore
+from simcore.assembly import law_of
+from simcore.devices.profile import load_profile
+from simcore.devices.spec import load_device
+from simcore.input.files import InputError
+from simcore.ops.op import Price
+from simcore.sim.power import BUSY
+from simcore.validate import cells
+from simcore.validate.accuracy import fp8_products
+from simcore.validate.accuracy.fp8_products import (
+    FEWEST,
+    LOADED,
+    LOADED_MATRICES,
+    PERIOD_S,
+    ROWS,
+    SHAPES,
+    ways,
+)
+from simcore.validate.calibration.cuda_power import CAP_CASES
+from simcore.validate.calibration.power_fit import Row, cap_times
+from simcore.validate.mlperf.predict import facts
+
+COLUMNS = ("way", "m", "n", "k", "price_s", "rest_s", "load_s")
+MEASURED = Path(simcore.__file__).parents[1] / "validate" / "measured"
+SECONDS = {"priced": 3.0, "alone": 2.0, "fast": 1.0}
+
+
+def test_every_way_multiplies() -> None:
+    generator = torch.Generator().manual_seed(1)
+    calls, errors = ways(32, 48, 64, "cpu", generator)
+    assert {way: len(each) for way, each in calls.items()} == dict.fromkeys(SECONDS, fp8_products.MOST)
+    # The product is rounded to bf16.
+    assert all(0.0 < error < 2.0**-7 for error in errors.values())
+    firsts = [each[0]() for each in calls.values()]
+    assert all(torch.equal(each, firsts[0]) for each in firsts)
+
+
+class TimedByName:
+    """Products that take what SECONDS says."""
+
+    def __init__(self, price: Any, *, fp8: bool) -> None:
+        assert not fp8
+        del price
+
+    def add(self, name: str, calls: Sequence[Any]) -> float:
+        assert len(calls) >= FEWEST
+        return SECONDS[name]
+
+
+def measured(monkeypatch: pytest.MonkeyPatch, error: float = 1e-3) -> list[fp8_products.Measured]:
+    def of_nothing(*_: Any) -> Any:
+        return {way: [None] * FEWEST for way in SECONDS}, dict.fromkeys(SECONDS, error)
+
+    monkeypatch.setattr(fp8_products, "Products", TimedByName)
+    monkeypatch.setattr(fp8_products, "ways", of_nothing)
+    monkeypatch.setattr(fp8_products.torch, "Generator", lambda device: torch.default_generator)
+    twice = type("Twice", (), {"times": 2.0})
+    monkeypatch.setattr(fp8_products, "steady", lambda *_, **__: twice)
+    price = Price(4.0, 4.0, 4.0, "measured", "")
+    return list(fp8_products.measured(lambda op: price))
+
+
+def test_times_are_of_their_way_and_of_the_price_under_load_of_some(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = measured(monkeypatch)
+    assert len(rows) == 3 * len(ROWS) * sum(map(len, SHAPES.values()))
+    assert all(row.rest_s == SECONDS[row.way] for row in rows)
+    loaded = [row for row in rows if row.load_s is not None]
+    assert {(row.m, row.matrix) for row in loaded} == {(LOADED, matrix) for matrix in LOADED_MATRICES}
+    assert all(row.load_s == 2.0 * row.rest_s for row in loaded)
+    table = [line.split("|") for line in fp8_products.lines(rows)]
+    assert [line[1].strip() for line in table] == ["way", "---", *SECONDS]
+    # Each cell by its way: twice as long under load.
+    each = zip(table[4][2:7], table[3][2:7], strict=True)
+    assert all(float(alone) == pytest.approx(2.0 * float(fast), abs=2e-3) for fast, alone in each)
+
+
+def test_what_is_wrong_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match=r"llama-3\.1-8b gate_up, 512 rows, priced: wrong by 0\.5"):
+        measured(monkeypatch, error=0.5)
+    with pytest.raises(ValueError, match="wrong by nan"):
+        measured(monkeypatch, error=float("nan"))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is here")
+def test_without_a_card_it_says_so() -> None:
+    with pytest.raises(InputError, match="no CUDA device that multiplies fp8 is here"):
+        fp8_products.main()
+
+
+# -- what was measured ---------------------------------------------------------------------------------------
+
+
+def fast() -> list[dict[str, str]]:
+    rows = (line for _, line in cells.lines(MEASURED / "h200_fp8_products.csv", COLUMNS))
+    return [row for row in rows if row["way"] == "fast"]
+
+
+def caps() -> Iterator[Row]:
+    """The cases by which the cap of their card was measured, as shares of the time that was taken."""
+    columns = ("card", "share", "times", "price_us", "n")
+    for _, line in cells.lines(MEASURED / "h200_products_under_load.csv", columns):
+        if line["card"] == "NVIDIA H200, of h200_fp8_products.csv":
+            alone_s, asked, times = 1e-6 * float(line["price_us"]), float(line["share"]), float(line["times"])
+            taken_s = round(asked * PERIOD_S / alone_s) * alone_s * times
+            period_s = taken_s + (1.0 - asked) * PERIOD_S
+            yield Row("steady", "bf16", "memory", period_s, taken_s / period_s, 0.0, 0, times, int(line["n"]))
+
+
+def test_busy_is_of_these_products() -> None:
+    """Under load times^3 = A cap_times share / BUSY: BUSY is the mean of the four."""
+    power = load_profile("h200-sxm", "local").power
+    assert power is not None
+    rows, limit, peak = list(caps()), law_of(power), load_device("h200-sxm").flops_per_s["fp8"]
+    assert len(rows) == len(CAP_CASES)
+    wanted, found = cap_times(limit, rows) * limit.arithmetic, []
+    for row in fast():
+        if row["load_s"]:
+            rest_s = float(row["rest_s"])
+            share = 2.0 * float(row["m"]) * float(row["n"]) * float(row["k"]) / rest_s / peak
+            found.append(share * wanted / (float(row["load_s"]) / rest_s) ** 3)
+    assert len(found) == 4
+    assert fmean(found) == pytest.approx(BUSY["fp8"], rel=0.005)
+
+
+def test_mlperfs_engine_multiplies_as_these_products() -> None:
+    times = [float(row["rest_s"]) / float(row["price_s"]) for row in fast() if int(row["m"]) > ROWS[0]]
+    assert median(times) == pytest.approx(facts()["products"]["arithmetic_factor"], abs=0.005)
