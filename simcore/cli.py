@@ -45,6 +45,7 @@ from simcore.input.files import CONTROL, InputError, listed, nearest, plain, sho
 from simcore.machine.machine import LawError
 from simcore.models.decoder_config import ModelError, load_config
 from simcore.scenario import Scenario, json_schema, load_scenario, resolved, scenario_of_point
+from simcore.sim.kept import cache_folder
 from simcore.studies.decode.scenario import DecodeStrategies
 from simcore.studies.processes import cores
 from simcore.studies.serving.engines.presets import engine_names, load_engine
@@ -685,4 +686,10 @@ def _run_app(words: Sequence[str]) -> int:
         # typer itself exits with 130 after Ctrl-C and with 1 if its output pipe is closed.
         code = READER_GONE if ended.code == 1 else int(ended.code or 0)
     ended_by = {INTERRUPTED: "interrupted", TERMINATED: "told to end", HUNG_UP: "hung up"}.get(code)
-    return terminal.failed(f"{ended_by}; nothing is left half-written", code) if ended_by else code
+    return terminal.failed(f"{ended_by}; {_left(words)}", code) if ended_by else code
+
+
+def _left(words: Sequence[str]) -> str:
+    """What an interrupted command leaves."""
+    kept = [*words[:1]] == ["plan"] and cache_folder() is not None
+    return "nothing is left half-written" + kept * "; the same plan goes on from the runs that have ended"

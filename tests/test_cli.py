@@ -313,6 +313,28 @@ def test_interrupted_it_leaves_nothing_behind(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("command", "cache", "kept"),
+    [
+        ("plan", "there", "; the same plan goes on from the runs that have ended"),
+        ("plan", "none", ""),
+        ("run", "there", ""),
+    ],
+)
+def test_an_interrupted_plan_says_what_is_kept(
+    command: str, cache: str, kept: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setenv("SIMCORE_CACHE", cache)
+    monkeypatch.setattr(cli, "app", interrupted)
+    with pytest.raises(SystemExit) as ended:
+        main([command, QUICK])
+    assert ended.value.code == 130
+    assert capsys.readouterr().err == f"error: interrupted; nothing is left half-written{kept}\n"
+
+
 @thorough
 def test_a_hang_up_that_is_ignored_ends_nothing(tmp_path: Path) -> None:
     """As `nohup` starts a command. Of two signals that wait the lower number is heard first."""

@@ -1178,6 +1178,16 @@ def test_a_grid_without_limits_may_run_each_point_once(tmp_path: Path) -> None:
     assert once.notes == ["each point ran once, so nothing is judged"]
 
 
+@pytest.mark.parametrize("models", [["tiny-llama", "tiny-hybrid"], ["tiny-hybrid", "tiny-llama"]])
+def test_an_answer_names_a_varied_model(models: list[str], tmp_path: Path) -> None:
+    base = {**BASE, "slo": {}}
+    vary = {"model": models}
+    plan = planned(tmp_path, {"base": base, "vary": vary, "question": "grid", "replicas": 1})
+    assert f" is 1 h200-sxm (continuous batching, 2,048 tokens a step, {models[0]}) at " in plan.answer
+    alone = planned(tmp_path, {"base": base, "question": "grid", "replicas": 1})
+    assert "(continuous batching, 2,048 tokens a step) at " in alone.answer
+
+
 @slow
 def test_a_queue_that_grows_in_one_run_is_no_verdict(tmp_path: Path) -> None:
     """Beyond what the server answers by far: the point runs, and a note says so."""

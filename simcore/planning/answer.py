@@ -209,9 +209,10 @@ def devices(one: Tried) -> str:
 
 
 def _way(one: Tried) -> str:
-    label = one.point.case.axes.label
+    label, model = one.point.case.axes.label, one.alternative.settings.get("model")
     ranks = one.point.case.axes.ranks or 1
-    return label.removesuffix(f", TP{ranks}") if ranks > 1 else label
+    way = label.removesuffix(f", TP{ranks}") if ranks > 1 else label
+    return f"{way}, {model}" if isinstance(model, str) else way
 
 
 def _load(axes: ServingAxes) -> str:
