@@ -464,6 +464,13 @@ def test_several_ranks_in_a_process_are_refused() -> None:
         parse_scenario({**document(), "devices": 2, "strategies": [strategy]}, "t")
 
 
+def test_prompt_streams_beside_processes_are_refused() -> None:
+    strategy = {"kind": "concurrent_instances", "processes": [False, True], "prompt_streams": [1, 2]}
+    says = r"strategies\[0\].prompt_streams: is given; processes compute their own prompts: leave it out"
+    with pytest.raises(InputError, match=says):
+        parse_scenario({**document(), "strategies": [strategy]}, "t")
+
+
 def document() -> dict[str, Any]:
     length = {"kind": "constant", "value": 8}
     workload = {"requests": 4, "arrivals": {"kind": "poisson", "rate_per_s": 5.0}}

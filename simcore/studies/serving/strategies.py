@@ -127,12 +127,13 @@ class ConcurrentInstances(Strict):
     processes: Many[bool] = Field(
         [False],
         description="whether a real machine holds each instance in a process of its own, with shared weights"
-        " (CUDA IPC); else they are streams of one process, as in all predictions",
+        " (CUDA IPC); else they are streams of one process, as in all predictions, but that each"
+        " process computes its own prompts",
     )
     prompt_streams: Many[Places] = Field(
         [1],
-        description="streams that compute prompts beside the answers, each one prompt after another; with"
-        " processes each instance computes its own",
+        description="streams that compute prompts beside the answers, each one prompt after another: instance"
+        " i's are on stream i modulo so many; not with processes, each of which computes its own",
     )
     ranks: SeveralRanks = [1]
     host: EngineHost = NO_HOST_TIME
@@ -143,6 +144,8 @@ class ConcurrentInstances(Strict):
     def _one_rank_a_process(self) -> "ConcurrentInstances":
         if any(self.processes) and self.ranks != [1]:
             raise FieldError("processes", "is true, which runs with ranks 1 only; give false")
+        if any(self.processes) and self.prompt_streams != [1]:
+            raise FieldError("prompt_streams", "is given; processes compute their own prompts: leave it out")
         return self
 
     def label(self) -> str:
