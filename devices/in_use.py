@@ -47,7 +47,9 @@ class DeviceInUse:
     @property
     def rates_changed(self) -> bool:
         """Whether carried prices differ from the measured ones: any sibling, or a change of RATES."""
-        return not self.change or any(path.partition(".")[0] in RATES for path in self.change)
+        if self.base != self.measured_on.name:
+            return True
+        return any(path.partition(".")[0] in RATES for path in self.change)
 
     @property
     def basis(self) -> str:

@@ -264,6 +264,20 @@ def test_a_changed_sibling_is_no_measured_card() -> None:
     assert changed.source == "carried"
 
 
+@pytest.mark.parametrize(
+    ("base", "figure", "says"),
+    [
+        ("h200-sxm", "", False), ("h200-sxm", "memory_bytes", False), ("h200-sxm", "hbm_bytes_per_s", True),
+        ("h100-sxm", "", True), ("h100-sxm", "memory_bytes", True), ("h100-sxm", "hbm_bytes_per_s", True),
+    ],
+)  # fmt: skip
+def test_prices_of_another_device_are_told_whatever_is_changed(base: str, figure: str, says: bool) -> None:
+    device = {"base": base, "change": {figure: {"times": 1.1}}} if figure else base
+    document = decode(random.Random(3)) | {"device": device}
+    warnings = assemble(parse_scenario(document, "x"), "x").warnings
+    assert any("carried over to" in text for text in warnings) == says
+
+
 @slow
 def test_a_change_that_no_price_depends_on_changes_nothing() -> None:
     """More memory, in the study that charges each launch by itself."""
