@@ -487,6 +487,14 @@ def test_where_promises_are_kept_the_answer_says_by_whom() -> None:
     assert "p99 TPOT" not in answered({"ttft_s": 1.0}).answer
 
 
+@pytest.mark.parametrize("slo", [{}, {"ttft_s": 1.0}])
+def test_strategies_that_do_the_same_are_as_good(slo: dict[str, float]) -> None:
+    load = workload(1, {"kind": "constant", "rate_per_s": 1.0}, 100, 60)
+    ways = [strategy("concurrent_instances", 2), strategy("concurrent_instances", 1)]
+    text = answered(slo, workload=load, strategies=ways).answer
+    assert "concurrent instances, up to 2, is as good as concurrent instances, up to 1: " in text
+
+
 @slow
 def test_where_no_way_keeps_its_promises_the_answer_names_the_nearest_not_the_first() -> None:
     of = answered({"ttft_s": 0.0065})

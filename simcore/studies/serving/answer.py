@@ -113,17 +113,25 @@ def _verdict(ranked: Sequence[CaseResult], promises: str) -> str:
     best, several = ranked[0], len(ranked) > 1
     name, nearly = best.case.axes.label, f"{NEARLY_ALL:.0%} of the requests"
     if not promises:
-        return (
-            f"{name}{', is best' if several else ''}: a request takes {_time(best, 'e2e_mean_s')} on average"
-        )
+        return f"{name}{_is_best(ranked)}: a request takes {_time(best, 'e2e_mean_s')} on average"
     if _kept(best) >= NEARLY_ALL:
-        return f"{name}{', is best' if several else ''}: {_share(best)} of the requests keep {promises}"
+        return f"{name}{_is_best(ranked)}: {_share(best)} of the requests keep {promises}"
     if not several:
         return f"{name} does not keep {promises} for {nearly}: {_share(best)} get it"
     if not _kept(best):
         return f"none of the {len(ranked)} ways keeps {promises} for any request; the quickest is {name}"
     none = f"none of the {len(ranked)} ways keeps {promises} for {nearly}"
     return f"{none}; the nearest is {name}, with {_share(best)}"
+
+
+def _is_best(ranked: Sequence[CaseResult]) -> str:
+    """What is said of the first of several strategies: others may be as good to the last digit, as where one
+    request runs at a time."""
+    first, *others = ((one.value("e2e_mean_s"), _kept(one), one.case.axes.label) for one in ranked)
+    alike = [label for *figures, label in others if figures == list(first[:2])]
+    if alike:
+        return f", is as good as {enumerated(alike)}"
+    return ", is best" if others else ""
 
 
 def _tail(bench: Bench, best: CaseResult) -> str:
