@@ -454,8 +454,10 @@ def test_a_prediction_says_that_it_is_one_of_streams() -> None:
     (said,) = [line for line in found.warnings if "streams" in line]
     assert said.startswith("concurrent instances, up to 2, a process each: predicted as streams of one")
     mean = {row.axes.label: row.value for row in found.rows if row.metric == "e2e_mean_s"}
-    assert len(mean) == 2
-    assert len({*mean.values()}) == 1
+    # But for where prompts run: beside each other, and launched with their answers.
+    one, other = mean.values()
+    assert one == pytest.approx(other, rel=0.02)
+    assert one != other
 
 
 def test_several_ranks_in_a_process_are_refused() -> None:

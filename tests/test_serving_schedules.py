@@ -64,8 +64,15 @@ def dynamic(window_s: float, max_batch: int = 4, capacity: int = 10 * ROOM) -> S
     return partial(dynamic_batching, window_s=window_s, max_batch=max_batch, capacity=capacity)
 
 
-def instances(max_instances: int = 4, slot_tokens: int | None = None) -> Schedule:
-    return partial(concurrent_instances, max_instances=max_instances, slot_tokens=slot_tokens)
+def instances(
+    max_instances: int = 4, slot_tokens: int | None = None, prompt_streams: int | None = 1
+) -> Schedule:
+    return partial(
+        concurrent_instances,
+        max_instances=max_instances,
+        slot_tokens=slot_tokens,
+        prompt_streams=prompt_streams,
+    )
 
 
 def orca(max_batch: int = 4, slot_tokens: int = ROOM) -> Schedule:
@@ -275,14 +282,19 @@ def test_waiting_counts_who_has_come_when_a_step_begins() -> None:
 
 def test_the_hosts_time_is_in_all_times() -> None:
     """Launch 1/4 s, wait 1/8 s, message 1/16 s. Fusion: received, prompt launched, waited for, sent,
-    received, iteration launched. Instances: received, then three launches, of which the second runs."""
+    received, iteration launched. Instances: received, prompt launched, waited for, two more launches, of
+    which the first runs; or, if prompts have no stream of their own, three launches at once."""
     overheads = Overheads(launch_s=0.25, wait_s=0.125, message_s=0.0625)
     fused = serve(fusion(), requests((0.0, 1)), overheads=overheads, end_after_s=9.0)
     assert fused.times() == [(0.0625, 1.9375, 1.9375)]
     assert fused.rows("start_s", "end_s") == [(0.3125, 0.4375), (0.8125, 1.9375)]
     alone_each = serve(instances(), requests((0.0, 2)), overheads=overheads, end_after_s=9.0)
-    assert alone_each.times() == [(0.0625, 1.6875, 2.6875)]
-    assert alone_each.rows("start_s", "end_s") == [(0.3125, 0.9375), (0.9375, 1.6875), (1.6875, 2.6875)]
+    assert alone_each.times() == [(0.0625, 1.8125, 2.8125)]
+    assert alone_each.rows("start_s", "end_s") == [(0.3125, 0.4375), (0.6875, 1.8125), (1.8125, 2.8125)]
+    own = instances(prompt_streams=None)
+    at_once = serve(own, requests((0.0, 2)), overheads=overheads, end_after_s=9.0)
+    assert at_once.times() == [(0.0625, 1.6875, 2.6875)]
+    assert at_once.rows("start_s", "end_s") == [(0.3125, 0.9375), (0.9375, 1.6875), (1.6875, 2.6875)]
 
 
 def test_who_is_there_when_a_batch_ends_is_read_at_once() -> None:
@@ -442,28 +454,45 @@ def test_batches_by_places_and_by_capacity() -> None:
 
 
 def processor_sharing(
-    arrivals_s: Sequence[float], work_s: Sequence[float], gain: float, places: int
+    arrivals_s: Sequence[float],
+    prompts_s: Sequence[float],
+    answers_s: Sequence[float],
+    gain: float,
+    places: int,
+    lanes: int | None,
 ) -> list[float]:
-    """When each job ends, where the n in service get (1 + gain (n - 1)) / n of the server each and at most
-    `places` are in service, in order of arrival."""
-    coming = deque(zip(arrivals_s, range(len(work_s)), strict=True))
-    line, left, ends, now_s = deque[int](), dict[int, float](), [0.0] * len(work_s), 0.0
-    while coming or left:
-        n = len(left)
-        rate = (1.0 + gain * (n - 1)) / n if n else 1.0
-        next_end_s = now_s + min(left.values()) / rate if left else float("inf")
+    """When each job ends, where the n that run get (1 + gain (n - 1)) / n of the server each, at most
+    `places` are in service, in order of arrival at the lowest free place, and of those of a lane (place
+    modulo `lanes`) one prompt runs at a time, first come first served; None: all run."""
+    coming = deque(zip(arrivals_s, range(len(prompts_s)), strict=True))
+    line, free, place = deque[int](), list(range(places)), dict[int, int]()
+    prompts, answers = dict[int, float](), dict[int, float]()
+    ends, now_s = [0.0] * len(prompts_s), 0.0
+
+    def running() -> list[tuple[dict[int, float], int]]:
+        heads = {place[job] % lanes if lanes else job: job for job in reversed(prompts)}
+        return [*((prompts, job) for job in heads.values()), *((answers, job) for job in answers)]
+
+    while coming or prompts or answers:
+        now = running()
+        rate = (1.0 + gain * (len(now) - 1)) / len(now) if now else 1.0
+        next_end_s = now_s + min(of[job] for of, job in now) / rate if now else float("inf")
         until_s = min(next_end_s, coming[0][0] if coming else float("inf"))
-        for job in left:
-            left[job] -= (until_s - now_s) * rate
+        for of, job in now:
+            of[job] -= (until_s - now_s) * rate
         now_s = until_s
         if coming and coming[0][0] == now_s:
             line.append(coming.popleft()[1])
-        for job in [job for job, rest_s in left.items() if rest_s <= 1e-9]:
-            del left[job]
-            ends[job] = now_s
-        while line and len(left) < places:
+        for of, job in [(of, job) for of, job in now if of[job] <= 1e-9]:
+            del of[job]
+            if of is prompts:
+                answers[job] = answers_s[job]
+            else:
+                ends[job] = now_s
+                heapq.heappush(free, place.pop(job))
+        while line and free:
             job = line.popleft()
-            left[job] = work_s[job]
+            place[job], prompts[job] = heapq.heappop(free), prompts_s[job]
     return ends
 
 
@@ -479,15 +508,15 @@ def longer_with_context(op: Op) -> Price:
 
 @pytest.mark.parametrize("gain", [0.0, 0.05, 0.4, 1.0])
 @pytest.mark.parametrize("places", [2, 5, 40])
-def test_concurrent_instances_share_the_device(gain: float, places: int) -> None:
+@pytest.mark.parametrize("lanes", [None, 1, 2, 3])
+def test_concurrent_instances_share_the_device(gain: float, places: int, lanes: int | None) -> None:
     random = Random(round(gain * 100) + places)
     wanted = random_requests(random, 40, mean_gap_s=12.0)
-    run = serve(instances(places), wanted, price=longer_with_context, rates=throughput(gain))
-    work_s = [
-        0.05 * r.prompt_tokens + sum(1.0 + 0.01 * (r.prompt_tokens + i + 1) for i in range(r.output_tokens))
-        for r in wanted
-    ]
-    expected = processor_sharing([r.arrival_s for r in wanted], work_s, gain, places)
+    of = instances(places, prompt_streams=lanes)
+    run = serve(of, wanted, price=longer_with_context, rates=throughput(gain))
+    prompts_s = [0.05 * r.prompt_tokens for r in wanted]
+    answers_s = [sum(1.0 + 0.01 * (r.prompt_tokens + i + 1) for i in range(r.output_tokens)) for r in wanted]
+    expected = processor_sharing([r.arrival_s for r in wanted], prompts_s, answers_s, gain, places, lanes)
     assert [r.finish_s for r in run.requests] == pytest.approx(expected, rel=1e-9)
 
 
