@@ -265,6 +265,37 @@ def test_beside_a_prompt_more_of_a_step_s_kernels_are_in_a_round() -> None:
         assert law([alike, alike]) == shared_reads(0.0, 1.0, 4e-6)([alike, alike])
 
 
+@pytest.mark.parametrize("steps", [2, 4, 9, 30])
+def test_what_arithmetic_bounds_reads_before_the_others(steps: int) -> None:
+    """Kernels of 22 us beside 1.36 of each step, of 13.5: these want more of the memory than there is, but
+    the round is as long, and they share what is left."""
+    share, left_us, each_us = 0.945, 4.0, 13.5
+    prompt, step = (
+        Demand(0.45, 0.9, kernels_per_s=1 / 22e-6),
+        Demand(share, 1e-3, kernels_per_s=1e6 / each_us),
+    )
+    found = shared_reads(0.0, share, 1e-6 * left_us, 1.36)([prompt, *[step] * steps])
+    round_us = 22.0 + steps * 1.36 * (each_us - left_us)
+    assert found[0] == pytest.approx(22.0 / round_us)
+    # While a kernel keeps others out, nobody else reads.
+    kept = found[0] * (1.0 - left_us / 22.0)
+    assert 1.36 * each_us / round_us * steps > 1.0 - kept
+    assert found[1:] == pytest.approx([(1.0 - kept) / steps] * steps)
+
+
+@pytest.mark.parametrize("prompts", [1, 2, 5, 20])
+def test_what_comes_first_leaves_the_others_half(prompts: int) -> None:
+    """Kernels of 100 us that keep the others out, beside two steps: the steps get half of the memory, or all
+    that they want."""
+    prompt, step = Demand(0.1, 0.9, kernels_per_s=1e4), Demand(1.0, 0.0, kernels_per_s=1e5)
+    law, left_us = shared_reads(0.0, 1.0, 4e-6, 1.5), 4.0
+    *first, one, other = law([*[prompt] * prompts, step, step])
+    wanted = 1.5 * 10.0 / (100.0 * prompts + 2 * 1.5 * 10.0 - 4.0 * (prompts + 2 * 1.5 - 1.0))
+    assert one == other
+    assert one >= min(0.25, 0.9 * wanted)
+    assert sum(first) * (1.0 - left_us / 100.0) + one + other <= 1.0 + 1e-9
+
+
 def test_kernels_that_leave_less_room_than_the_memory_go_in_rounds() -> None:
     """Four that read for 55 % of their time, in kernels of 10 us of which each leaves 5 to the next one: a
     round takes 4 x 10 - 3 x 5 us. The memory alone would let each go at 45 %."""

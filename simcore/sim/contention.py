@@ -30,7 +30,9 @@ full speed beside one bound by memory. Three laws:
     ... with kernels_between k   also, beside a stream whose work arithmetic bounds (the products of a prompt,
                          some of which have fewer blocks than the device has room for), of each stream that
                          memory bounds k kernels get in between two of its kernels: a round is
-                         a1 + k a2 - k l, and the other's rate k a2 / round
+                         a1 + k a2 - k l, and the other's rate k a2 / round. Where so many kernels want more
+                         of the memory than there is, that stream gets its part first, up to half of it, and
+                         the others share the rest
     throughput(c)        n instances together do 1 + c (n - 1) times the work of one, whatever they run
 
 The constants t, r, l, k and c are for calibration (accuracy.contention). Not modelled: which kernels have few
@@ -80,6 +82,8 @@ Rates = Callable[[Sequence[Demand]], list[float]]
 LONGEST_S, LEAST_S = 1e5, 1e-15
 # The rounding error of sums of shares.
 ROUNDING = 1e-12
+# The share of the memory that streams bound by arithmetic get before all others.
+FIRST = 0.5
 
 
 def max_min_shares(demands: Sequence[float], capacity: float = 1.0) -> list[float]:
@@ -145,6 +149,12 @@ class Crowd(Sequence[Demand]):
 
     def __iter__(self) -> Iterator[Demand]:
         return iter(self._demands)
+
+    def bound_by_arithmetic(self) -> list[int]:
+        """The indices of those that are bound by arithmetic."""
+        if not self.arithmetic:
+            return []
+        return [i for i in range(len(self)) if self.compute[i] > self.memory[i]]
 
     def join(self, demand: Demand) -> None:
         """Adds a demand at the end."""
@@ -278,12 +288,27 @@ def _rates(
         free / leave if free < leave * rate else rate
         for rate, leave in zip(_fair_rates(crowd, memory), leaves, strict=True)
     ]
-    for busy in (reads, computes):
-        asked = list(map(mul, rates, busy))
-        level = _level(asked, 1.0)
-        if level < inf:
-            rates = [r * level / a if a > level else r for r, a in zip(rates, asked, strict=True)]
-    return rates
+    first = crowd.bound_by_arithmetic() if kernels_between != 1.0 else []
+    return _within(_within(rates, reads, first), computes, [])
+
+
+def _within(rates: list[float], busy: Sequence[float], first: Sequence[int]) -> list[float]:
+    """Rates by which nothing gets more of a resource, of which each keeps `busy` busy, than is fair: what the
+    graphs `first` ask for comes first, up to FIRST and beyond that what the others leave."""
+    asked = list(map(mul, rates, busy))
+    level = _level(asked, 1.0)
+    if level == inf:
+        return rates
+    levels = [level] * len(rates)
+    if first:
+        mine = [asked[i] for i in first]
+        others = [each for i, each in enumerate(asked) if i not in first]
+        most = max(FIRST, 1.0 - sum(others))
+        levels = [_level(others, 1.0 - min(sum(mine), most))] * len(rates)
+        for i in first:
+            levels[i] = _level(mine, most)
+    each = zip(rates, asked, levels, strict=True)
+    return [rate * level / ask if ask > level else rate for rate, ask, level in each]
 
 
 def _fair_rates(crowd: Crowd, memory: float) -> list[float]:
