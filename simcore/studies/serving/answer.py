@@ -31,7 +31,8 @@ def answer(bench: Bench, results: Sequence[CaseResult]) -> str:
         return f"{_load(here[0].case)}, nothing is served: all {requests:,} requests are rejected."
     promises = _promises(bench)
     ranked = _ranked(here, bool(promises))
-    best, others = ranked[0], ranked[1:]
+    best, alike = ranked[0], _alike(ranked)
+    others = [one for one in ranked[1:] if one.case.axes.label not in alike]
     several = _several_counts(results)
     text = f"{_load(best.case)} on {_devices(bench, best.case, several)}, {_verdict(ranked, promises)}"
     if others:
@@ -124,14 +125,17 @@ def _verdict(ranked: Sequence[CaseResult], promises: str) -> str:
     return f"{none}; the nearest is {name}, with {_share(best)}"
 
 
-def _is_best(ranked: Sequence[CaseResult]) -> str:
-    """What is said of the first of several strategies: others may be as good to the last digit, as where one
-    request runs at a time."""
+def _alike(ranked: Sequence[CaseResult]) -> list[str]:
+    """Returns the labels of those that are as good as the first to the last digit, as where one request runs
+    at a time."""
     first, *others = ((one.value("e2e_mean_s"), _kept(one), one.case.axes.label) for one in ranked)
-    alike = [label for *figures, label in others if figures == list(first[:2])]
-    if alike:
+    return [label for *figures, label in others if figures == list(first[:2])]
+
+
+def _is_best(ranked: Sequence[CaseResult]) -> str:
+    if alike := _alike(ranked):
         return f", is as good as {enumerated(alike)}"
-    return ", is best" if others else ""
+    return ", is best" if len(ranked) > 1 else ""
 
 
 def _tail(bench: Bench, best: CaseResult) -> str:
