@@ -211,6 +211,18 @@ def test_what_a_stream_still_computes_keeps_its_place() -> None:
     assert state.cache.held.keys() == {1, 2}
 
 
+def test_streams_of_prompts_alone_take_no_place_of_those_that_decode() -> None:
+    """A card has places for "main", for all prompts, and for as many streams that decode as requests run."""
+    state, prompt = small_state(), Request(0, 0.0, 9, 9, 9)
+    for number in range(state.cache.streams):
+        state.on(f"context {number}").begin(Batch([(prompt, 9, 0)]), step_sizes(0, 0, [(9, 0)], 1), 0)
+    for number in range(state.cache.streams - 2):
+        batch = Batch(decoding=[(prompt, 9)])
+        state.on(f"instance {number}").begin(batch, decode_sizes(1, 10), 0)
+    with pytest.raises(RuntimeError, match="more than 10 streams serve on a card"):
+        state.on("one more").begin(Batch(decoding=[(prompt, 9)]), decode_sizes(1, 10), 0)
+
+
 def test_a_request_that_was_sent_back_keeps_the_blocks_in_which_it_goes_on() -> None:
     state = small_state()
     one = Request(0, 0.0, 20, 9, 9)

@@ -82,17 +82,6 @@ def test_every_strategy_serves_and_captures_nothing_while_it_counts(name: str, t
 
 @slow
 @emulated
-@pytest.mark.parametrize("prompt_streams", first(1, [3, 1]))
-def test_as_many_instances_as_a_card_has_places_for(prompt_streams: int, tmp_path: Path) -> None:
-    """Streams that compute prompts alone take none of the places of those that decode."""
-    strategy = {**STRATEGIES["instances"], "max_instances": 8, "prompt_streams": prompt_streams}
-    outcome, real = ran(scenario(tmp_path, strategy, requests=8, arrivals={**POISSON, "rate_per_s": 1e4}))
-    assert any(row.metric == "e2e_mean_s" for row in outcome.rows)
-    assert real.captured == 0
-
-
-@slow
-@emulated
 @pytest.mark.parametrize("requests", first(1, [2, 1]))
 @pytest.mark.parametrize("sequences", first(1, [8, 256, 1]))
 def test_few_requests_are_served_too(requests: int, sequences: int, tmp_path: Path) -> None:

@@ -283,17 +283,26 @@ def test_what_arithmetic_bounds_reads_before_the_others(steps: int) -> None:
     assert found[1:] == pytest.approx([(1.0 - kept) / steps] * steps)
 
 
-@pytest.mark.parametrize("prompts", [1, 2, 5, 20])
-def test_what_comes_first_leaves_the_others_half(prompts: int) -> None:
-    """Kernels of 100 us that keep the others out, beside two steps: the steps get half of the memory, or all
-    that they want."""
-    prompt, step = Demand(0.1, 0.9, kernels_per_s=1e4), Demand(1.0, 0.0, kernels_per_s=1e5)
-    law, left_us = shared_reads(0.0, 1.0, 4e-6, 1.5), 4.0
-    *first, one, other = law([*[prompt] * prompts, step, step])
-    wanted = 1.5 * 10.0 / (100.0 * prompts + 2 * 1.5 * 10.0 - 4.0 * (prompts + 2 * 1.5 - 1.0))
-    assert one == other
-    assert one >= min(0.25, 0.9 * wanted)
-    assert sum(first) * (1.0 - left_us / 100.0) + one + other <= 1.0 + 1e-9
+def test_what_comes_first_leaves_one_other_half() -> None:
+    """In their round of 22 + 1.36 (13.5 - 4) us the prompt's kernels would take 52 % and the step's 52 %."""
+    share, left_us, each_us = 0.945, 4.0, 13.5
+    prompt = Demand(0.45, 0.9, kernels_per_s=1 / 22e-6)
+    step = Demand(share, 1e-3, kernels_per_s=1e6 / each_us)
+    round_us = 22.0 + 1.36 * (each_us - left_us)
+    assert (22.0 - left_us) / round_us > 0.5
+    assert 1.36 * each_us / round_us > 0.5
+    found = shared_reads(0.0, share, 1e-6 * left_us, 1.36)([prompt, step])
+    assert found == pytest.approx([0.5 / (1.0 - left_us / 22.0), 0.5])
+
+
+def test_what_comes_first_gets_no_more_than_an_even_share() -> None:
+    """Kernels of 100 us beside nine steps: their round would let them go at 46 %, a tenth of the memory does
+    at 21."""
+    prompt = Demand(0.45, 0.9, kernels_per_s=1e4)
+    step = Demand(0.945, 1e-3, kernels_per_s=1e6 / 13.5)
+    found = shared_reads(0.0, 0.945, 4e-6, 1.36)([prompt, *[step] * 9])
+    assert 100.0 / (100.0 + 9 * 1.36 * 9.5) > 0.4
+    assert found[0] == pytest.approx(0.0945 / 0.45)
 
 
 def test_kernels_that_leave_less_room_than_the_memory_go_in_rounds() -> None:

@@ -353,7 +353,7 @@ def others_in_group(group: int) -> list[int]:
     [
         (signal.SIGINT, 130, "interrupted"),
         pytest.param(signal.SIGTERM, 143, "told to end", marks=thorough),
-        (signal.SIGKILL, -signal.SIGKILL, ""),
+        pytest.param(signal.SIGKILL, -signal.SIGKILL, "", marks=thorough),
     ],
 )
 def test_whatever_ends_a_run_ends_its_processes(

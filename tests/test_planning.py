@@ -2103,7 +2103,7 @@ def test_requests_that_last_take_their_span_along(as_tenant: bool) -> None:
     assert (more.requests, getattr(of, "span_intervals", None)) == ([120], 120.0)
 
 
-@slow
+@thorough
 def test_what_too_few_requests_come_for_has_no_ends_of_prices(tmp_path: Path) -> None:
     """Prices have nothing to do with that: faster ones would not help, and nothing limits."""
     arrivals = {"kind": "poisson", "rate_per_s": 1e4}

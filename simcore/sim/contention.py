@@ -30,9 +30,9 @@ full speed beside one bound by memory. Three laws:
     ... with kernels_between k   also, beside a stream whose work arithmetic bounds (the products of a prompt,
                          some of which have fewer blocks than the device has room for), of each stream that
                          memory bounds k kernels get in between two of its kernels: a round is
-                         a1 + k a2 - k l, and the other's rate k a2 / round. Where so many kernels want more
-                         of the memory than there is, that stream gets its part first, up to half of it, and
-                         the others share the rest
+                         a1 + k a2 - k l, and the other's rate k a2 / round. No stream gets more than an even
+                         share of the memory; where kernels in rounds want more of it than there is, what
+                         arithmetic bounds comes first, up to the share FIRST, and the others share the rest
     throughput(c)        n instances together do 1 + c (n - 1) times the work of one, whatever they run
 
 The constants t, r, l, k and c are for calibration (accuracy.contention). Not modelled: which kernels have few
@@ -82,7 +82,8 @@ Rates = Callable[[Sequence[Demand]], list[float]]
 LONGEST_S, LEAST_S = 1e5, 1e-15
 # The rounding error of sums of shares.
 ROUNDING = 1e-12
-# The share of the memory that streams bound by arithmetic get before all others.
+# The share of the memory that streams bound by arithmetic get before all others. An assumption: beside one
+# other stream it is what is fair, and beside many what was measured does not reach it.
 FIRST = 0.5
 
 
