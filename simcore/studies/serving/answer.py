@@ -31,8 +31,9 @@ def answer(bench: Bench, results: Sequence[CaseResult]) -> str:
         return f"{_load(here[0].case)}, nothing is served: all {requests:,} requests are rejected."
     promises = _promises(bench)
     ranked = _ranked(here, bool(promises))
-    best, alike = ranked[0], _alike(ranked)
-    others = [one for one in ranked[1:] if one.case.axes.label not in alike]
+    best = ranked[0]
+    told = _alike(ranked) if not promises or _kept(best) >= NEARLY_ALL else []
+    others = [one for one in ranked[1:] if one.case.axes.label not in told]
     several = _several_counts(results)
     text = f"{_load(best.case)} on {_devices(bench, best.case, several)}, {_verdict(ranked, promises)}"
     if others:
