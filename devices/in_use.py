@@ -47,9 +47,8 @@ class DeviceInUse:
     @property
     def rates_changed(self) -> bool:
         """Whether carried prices differ from the measured ones: any sibling, or a change of RATES."""
-        if self.base != self.measured_on.name:
-            return True
-        return any(path.partition(".")[0] in RATES for path in self.change)
+        of_sibling = self.base != self.measured_on.name
+        return of_sibling or any(path.partition(".")[0] in RATES for path in self.change)
 
     @property
     def basis(self) -> str:

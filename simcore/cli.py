@@ -691,5 +691,5 @@ def _run_app(words: Sequence[str]) -> int:
 
 def _left(words: Sequence[str]) -> str:
     """What an interrupted command leaves."""
-    kept = [*words[:1]] == ["plan"] and cache_folder() is not None
+    kept = words[0] == "plan" and cache_folder() is not None
     return "nothing is left half-written" + kept * "; the same plan goes on from the runs that have ended"

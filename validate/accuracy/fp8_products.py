@@ -30,6 +30,7 @@ from simcore.input.files import InputError
 from simcore.kernels.decoder.matmul import product
 from simcore.ops.op import Pricer, matmul
 from simcore.validate.accuracy.contention import fitted_profile
+from simcore.validate.accuracy.power import BORN
 from simcore.validate.benchmarks.timing import birth, measure_card
 from simcore.validate.calibration.cuda import this_card
 from simcore.validate.calibration.cuda_power import Products, steady
@@ -138,7 +139,7 @@ def main(
     rows = list(measured(pricer(load_device(name), profile=fitted_profile(name, profile))))
     born = {**asdict(birth(measure_card(lambda text: None))), "cache_state": CACHE}
     if out is not None:
-        kept = ("cache_state", "device", "driver", "torch", "triton", "date_utc")
+        kept = ("cache_state", *BORN)
         write_csv([{**asdict(row), **{key: str(born[key]) for key in kept}} for row in rows], out)
     for line in lines(rows):
         typer.echo(line)

@@ -32,7 +32,8 @@ def answer(bench: Bench, results: Sequence[CaseResult]) -> str:
     promises = _promises(bench)
     ranked = _ranked(here, bool(promises))
     best = ranked[0]
-    told = _alike(ranked) if not promises or _kept(best) >= NEARLY_ALL else []
+    wins = not promises or _kept(best) >= NEARLY_ALL
+    told = _alike(ranked) if wins else []
     others = [one for one in ranked[1:] if one.case.axes.label not in told]
     several = _several_counts(results)
     text = f"{_load(best.case)} on {_devices(bench, best.case, several)}, {_verdict(ranked, promises)}"
@@ -40,7 +41,7 @@ def answer(bench: Bench, results: Sequence[CaseResult]) -> str:
         text += f" ({_next(best, others[0], bool(promises))})"
     text += f"; mean E2E {_time(best, 'e2e_mean_s')}" if promises else ""
     text += _by_tenant(best, bench.scenario.slos)
-    text += _elsewhere(best, results) if promises and _kept(best) < NEARLY_ALL else ""
+    text += "" if wins else _elsewhere(best, results)
     text += _unsettled(best)
     text += "; requests seem to come faster than they are answered" if certainty.growing(best) else ""
     return f"{text}; {_tail(bench, best)}."

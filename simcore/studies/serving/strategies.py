@@ -58,7 +58,7 @@ class ServingStrategy(Protocol):
         journal."""
 
 
-def beside(prompt_streams: int) -> str:
+def _side_by_side(prompt_streams: int) -> str:
     """How a label says that prompts are computed beside each other."""
     return f", {prompt_streams} prompt streams" if prompt_streams > 1 else ""
 
@@ -83,7 +83,7 @@ class TemporalFusion(Strict):
 
     def label(self) -> str:
         shuffle = "" if self.shuffle[0] else ", no shuffle"
-        return f"temporal fusion, {self.slots[0]} slots{shuffle}{beside(self.prompt_streams[0])}"
+        return f"temporal fusion, {self.slots[0]} slots{shuffle}{_side_by_side(self.prompt_streams[0])}"
 
     def room(self, memory: ServerMemory) -> Room:
         return memory.slots(self.slots[0])
@@ -149,7 +149,7 @@ class ConcurrentInstances(Strict):
         return self
 
     def label(self) -> str:
-        apart = ", a process each" if self.processes[0] else beside(self.prompt_streams[0])
+        apart = ", a process each" if self.processes[0] else _side_by_side(self.prompt_streams[0])
         return f"concurrent instances, up to {self.max_instances[0]}{apart}"
 
     def streams(self, room: Room) -> list[str]:
