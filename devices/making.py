@@ -176,10 +176,27 @@ STAY = ", of which stay "
 VERBS = "verbs"
 
 
+def is_among(kinds: Collection[str], kind: str, dtype: str) -> bool:
+    """Whether ops of a kind in a number format are meant: kinds are named whole, or in one format, as in
+    "matmul:fp8"."""
+    return kind in kinds or in_format(kind, dtype) in kinds
+
+
+def in_format(kind: str, dtype: str) -> str:
+    """Returns the name of a kind of op in one number format."""
+    return f"{kind}:{dtype}"
+
+
+def whole_kind(name: str) -> str:
+    """Returns the kind of op of its name, which may have a number format."""
+    return name.partition(":")[0]
+
+
 def measured_of(profile: FittedProfile, kinds: Collection[str]) -> set[str]:
     """Returns those of some kinds of op that a profile has points of, and VERBS if it has costs of them."""
     verbs = {VERBS} if profile.overheads else set[str]()
-    return ({point.kind for point in profile.points} | verbs) & {*kinds}
+    each = {(point.kind, point.dtype) for point in profile.points}
+    return ({kind for kind, _ in each} | {in_format(*one) for one in each} | verbs) & {*kinds}
 
 
 def renewed(before: FittedProfile, later: FittedProfile, kinds: Collection[str]) -> FittedProfile:
@@ -189,16 +206,11 @@ def renewed(before: FittedProfile, later: FittedProfile, kinds: Collection[str])
     if before.birth is None or later.birth is None or before.device != later.device:
         raise InputError(f"{before.name}: was not measured on {later.device}, so that no kind can be renewed")
     kinds = measured_of(later, kinds)
-    kept = [point for point in before.points if point.kind not in kinds]
-    new = [point for point in later.points if point.kind in kinds]
-    names = tuple(sorted(kinds))
-    births = [
-        Renewed(left, replace(each.birth, points=sum(point.kind in left for point in kept)), each.notes)
-        for each in before.renewed
-        if (left := tuple(kind for kind in each.kinds if kind not in kinds))
-    ]
+    kept = [point for point in before.points if not is_among(kinds, point.kind, point.dtype)]
+    new = [point for point in later.points if is_among(kinds, point.kind, point.dtype)]
+    births = _births_of(kept, before.renewed, kinds)
     own = len(kept) - sum(each.birth.points for each in births)
-    births.append(Renewed(names, replace(later.birth, points=len(new)), later.notes))
+    births.append(Renewed(tuple(sorted(kinds)), replace(later.birth, points=len(new)), later.notes))
     birth = replace(before.birth, points=own)
     if not own:
         # All of it was measured anew: the first of these is its birth then.
@@ -213,14 +225,37 @@ def renewed(before: FittedProfile, later: FittedProfile, kinds: Collection[str])
         before,
         source="; ".join([f"{before.source.partition(STAY)[0]}{STAY}{own}", *said]),
         fits=(
-            *(row for row in before.fits if row.kind not in kinds),
-            *(row for row in later.fits if row.kind in kinds),
+            *(row for row in before.fits if not is_among(kinds, row.kind, _format_of(row))),
+            *(row for row in later.fits if is_among(kinds, row.kind, _format_of(row))),
         ),
         points=(*kept, *new),
         overheads={**before.overheads, **costs},
         birth=birth,
         renewed=tuple(births),
     )
+
+
+def _births_of(kept: Sequence[Measured], renewed: Sequence[Renewed], kinds: Collection[str]) -> list[Renewed]:
+    """Returns the births of what stays of measurements of some kinds. A kind in one format may have been
+    measured after the whole: each point is of the last that names it."""
+    births, left = list[Renewed](), list(kept)
+    for each in reversed(renewed):
+        names = tuple(name for name in each.kinds if not {name, whole_kind(name)} & {*kinds})
+        own = [point for point in left if is_among(names, point.kind, point.dtype)]
+        left = [point for point in left if not is_among(names, point.kind, point.dtype)]
+        if own or VERBS in names:
+            stay = tuple(name for name in names if name == VERBS or _has(own, name))
+            births.insert(0, Renewed(stay, replace(each.birth, points=len(own)), each.notes))
+    return births
+
+
+def _has(points: Iterable[Measured], name: str) -> bool:
+    return any(is_among({name}, point.kind, point.dtype) for point in points)
+
+
+def _format_of(row: FitRow) -> str:
+    """Returns the number format of a line of fits; its condition begins with it (`condition`)."""
+    return row.where.partition(";")[0].removeprefix("dtype=")
 
 
 def write_renewed(
@@ -233,13 +268,15 @@ def write_renewed(
         raise InputError(f"{target}: holds no measured profile")
     profile, kinds = renewed(before, later, kinds), measured_of(later, kinds)
     head, old = read_cells(target / POINTS)
+    at_kind, at_format = COLUMNS.index("kind"), COLUMNS.index("dtype")
     columns = [head.index(name) if name in head else None for name in COLUMNS]
     kept = [
         ["" if at is None else row[at] for at in columns]
         for row in old
-        if row[head.index("kind")] not in kinds
+        if not is_among(kinds, row[head.index("kind")], row[head.index("dtype")])
     ]
-    write_lines(profile, [*kept, *(line for line in lines if line[0] in kinds)], target)
+    new = (line for line in lines if is_among(kinds, *map(str, (line[at_kind], line[at_format]))))
+    write_lines(profile, [*kept, *new], target)
     return profile
 
 

@@ -87,6 +87,7 @@ KINDS: Mapping[str, tuple[tuple[str, ...], Callable[..., Op]]] = {
     "matmul": (("m", "n", "k"), partial(ops.matmul, "matmul")),
     "norm": (("tokens", "hidden"), partial(ops.norm, "norm")),
     "prefill_attention": (("tokens", "kv_tokens", "pairs", *_HEADS), ops.prefill_attention),
+    "quantize": (("tokens", "width"), partial(ops.quantize, "quantize")),
     "receive_speculation": (("tokens", "width"), ops.receive_speculation),
     "residual": (("tokens", "hidden"), partial(ops.residual, "residual")),
     "rotary": (("tokens", *_HEADS), ops.rotary),

@@ -101,6 +101,7 @@ PART_OF_KIND: Mapping[str, str] = {
     "product": "element-wise and cache",
     "lrpe": "element-wise and cache",
     "residual": "element-wise and cache",
+    "quantize": "element-wise and cache",
     "embedding": "element-wise and cache",
     "sample": "element-wise and cache",
     "all_reduce": "communication",

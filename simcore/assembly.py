@@ -36,7 +36,7 @@ from simcore.ops.op import MULTIPLIED_AS, Op, Price, Pricer
 from simcore.scenario import Scenario
 from simcore.sim.contention import Rates, max_min_rates, shared_reads
 from simcore.sim.kept import KeptPrices, cache_folder, code_digest
-from simcore.sim.power import FORMATS, PowerLimit
+from simcore.sim.power import BUSY, BUSY_OF, PowerLimit
 from simcore.sim.runs import Start, simulated
 from simcore.studies import decode, operators, serving, tiling
 from simcore.studies.common import Outcome, Study
@@ -854,9 +854,9 @@ def _check_power(
         idle_w = limit.idle * cap_w
         raise InputError(f"{where}: {name}: {cap_w:g} W is no more than an idle card takes, {idle_w:.1f} W")
     found = []
-    kept = sorted(weights - FORMATS)
+    kept = sorted(weights - {*BUSY_OF})
     if uses and "board_power_w" in device.change and kept:
-        only = f"only products in {enumerated(sorted(FORMATS))} slow down by it"
+        only = f"only products that are multiplied in {enumerated(sorted(BUSY))} slow down by it"
         found.append(f"{name}: products in {enumerated(kept)} keep their time: {only}")
     if limit.others > 1.0:
         says = f"{cap_w:g} W is less than ops take that memory bounds, {limit.others * cap_w:.0f} W"
@@ -868,7 +868,7 @@ def _power_described(device: DeviceInUse, power: PowerLimit | None) -> dict[str,
     if power is None:
         return None
     law = asdict(cast(Any, power))
-    return {**law, "measured_on": device.measured_on.name, "formats": sorted(FORMATS)}
+    return {**law, "measured_on": device.measured_on.name, "formats": sorted(BUSY)}
 
 
 def law_of(power: LimitedPower, times: float = 1.0) -> PowerLimit:

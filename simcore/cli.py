@@ -273,7 +273,9 @@ def calibrate(
     kinds: Annotated[
         str,
         typer.Option(
-            "--kinds", metavar="KIND,..", help="of a card: these kinds of op (or verbs) alone [all]"
+            "--kinds",
+            metavar="KIND,..",
+            help="of a card: these kinds of op (matmul, or matmul:fp8), or verbs, alone [all]",
         ),
     ] = "",
     results: Annotated[

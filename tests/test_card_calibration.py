@@ -257,6 +257,35 @@ def test_kinds_of_op_are_measured_anew_by_themselves(card: Callable[..., list[Op
     assert (third.birth.points, third.renewed) == (len(third.points), ())
 
 
+@slow
+def test_one_number_format_is_measured_anew_by_itself(card: Callable[..., list[Op]], tmp_path: Path) -> None:
+    """Each point is of the last birth that names it, whatever is renewed later."""
+    card(nothing)
+    target, table = tmp_path / "local", {kind: TABLE[kind] for kind in ("matmul", "sample")}
+
+    def renew(kinds: str) -> FittedProfile:
+        return calibrate_card(target, True, quiet, table=table, within_s=60.0, kinds=kinds)[1]
+
+    before = renew("")
+    seen = card(nothing)
+    again = renew("matmul:fp8")
+    assert {(op.kind, op.dtype) for op in seen} == {("matmul", "fp8")}
+    counts = Counter((point.kind, point.dtype) for point in before.points)
+    assert Counter((point.kind, point.dtype) for point in again.points) == counts
+    assert len(again.fits) == len(before.fits)
+    births = [(each.kinds, each.birth.points) for each in again.renewed]
+    assert births == [(("matmul:fp8",), counts["matmul", "fp8"])]
+    of_all = sum(number for (kind, _), number in counts.items() if kind == "matmul")
+    births = [(each.kinds, each.birth.points) for each in renew("matmul").renewed]
+    assert births == [(("matmul",), of_all)]
+    births = [(each.kinds, each.birth.points) for each in renew("matmul:fp8,sample").renewed]
+    new = counts["matmul", "fp8"] + counts["sample", "int32"] + counts["sample", "bf16"]
+    assert births == [(("matmul:fp8", "sample"), new)]
+    assert renew("sample").renewed[0].kinds == ("matmul:fp8",)
+    with pytest.raises(InputError, match=r"--kinds: unknown name 'sample:fp8'"):
+        renew("sample:fp8")
+
+
 def test_kinds_that_could_not_be_measured_stay(card: Callable[..., list[Op]], tmp_path: Path) -> None:
     card(nothing)
     target, table = tmp_path / "local", {kind: TABLE[kind] for kind in ("sample", "norm")}

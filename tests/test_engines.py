@@ -61,7 +61,9 @@ def bench_of(*strategies: dict[str, Any], **fields: Any) -> Bench:
 @pytest.mark.parametrize("name", engine_names())
 def test_every_preset_says_all_and_where_it_is_from(name: str) -> None:
     engine = load_engine(name)
-    assert set(engine.fields) == set(DECIDED) == set(engine.sources)
+    assert set(engine.fields) == {*DECIDED, "host"} == set(engine.sources)
+    # Costs of a host are measured; a preset knows none.
+    assert [*engine.fields["host"]] == ["quantizes"]
     assert all(len(source) > 10 for source in engine.sources.values())
     assert name == f"{engine.engine}-{name.rpartition('-')[2]}"
 

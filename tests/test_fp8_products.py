@@ -28,11 +28,10 @@ from simcore.validate.accuracy.fp8_products import (
 )
 from simcore.validate.calibration.cuda_power import CAP_CASES
 from simcore.validate.calibration.power_fit import Row, cap_times
-from simcore.validate.mlperf.predict import facts
 
 COLUMNS = ("way", "m", "n", "k", "price_s", "rest_s", "load_s")
 MEASURED = Path(simcore.__file__).parents[1] / "validate" / "measured"
-SECONDS = {"priced": 3.0, "alone": 2.0, "fast": 1.0}
+SECONDS = {"rounded": 3.0, "alone": 2.0, "priced": 1.0}
 
 
 def test_every_way_multiplies() -> None:
@@ -81,11 +80,11 @@ def test_times_are_of_their_way_and_of_the_price_under_load_of_some(monkeypatch:
     assert [line[1].strip() for line in table] == ["way", "---", *SECONDS]
     # Each cell by its way: twice as long under load.
     each = zip(table[4][2:7], table[3][2:7], strict=True)
-    assert all(float(alone) == pytest.approx(2.0 * float(fast), abs=2e-3) for fast, alone in each)
+    assert all(float(alone) == pytest.approx(2.0 * float(priced), abs=2e-3) for priced, alone in each)
 
 
 def test_what_is_wrong_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ValueError, match=r"llama-3\.1-8b gate_up, 512 rows, priced: wrong by 0\.5"):
+    with pytest.raises(ValueError, match=r"llama-3\.1-8b gate_up, 512 rows, rounded: wrong by 0\.5"):
         measured(monkeypatch, error=0.5)
     with pytest.raises(ValueError, match="wrong by nan"):
         measured(monkeypatch, error=float("nan"))
@@ -100,9 +99,9 @@ def test_without_a_card_it_says_so() -> None:
 # -- what was measured ---------------------------------------------------------------------------------------
 
 
-def fast() -> list[dict[str, str]]:
+def as_priced() -> list[dict[str, str]]:
     rows = (line for _, line in cells.lines(MEASURED / "h200_fp8_products.csv", COLUMNS))
-    return [row for row in rows if row["way"] == "fast"]
+    return [row for row in rows if row["way"] == "priced"]
 
 
 def caps() -> Iterator[Row]:
@@ -123,7 +122,7 @@ def test_busy_is_of_these_products() -> None:
     rows, limit, peak = list(caps()), law_of(power), load_device("h200-sxm").flops_per_s["fp8"]
     assert len(rows) == len(CAP_CASES)
     wanted, found = cap_times(limit, rows) * limit.arithmetic, []
-    for row in fast():
+    for row in as_priced():
         if row["load_s"]:
             rest_s = float(row["rest_s"])
             share = 2.0 * float(row["m"]) * float(row["n"]) * float(row["k"]) / rest_s / peak
@@ -132,6 +131,8 @@ def test_busy_is_of_these_products() -> None:
     assert fmean(found) == pytest.approx(BUSY["fp8"], rel=0.005)
 
 
-def test_mlperfs_engine_multiplies_as_these_products() -> None:
-    times = [float(row["rest_s"]) / float(row["price_s"]) for row in fast() if int(row["m"]) > ROWS[0]]
-    assert median(times) == pytest.approx(facts()["products"]["arithmetic_factor"], abs=0.005)
+def test_prices_are_of_these_products() -> None:
+    """Measured on two cards, which differ by some percent."""
+    times = [float(row["rest_s"]) / float(row["price_s"]) for row in as_priced() if int(row["m"]) > ROWS[0]]
+    assert len(times) == 3 * sum(map(len, SHAPES.values()))
+    assert median(times) == pytest.approx(1.0, abs=0.05)

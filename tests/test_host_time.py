@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from simcore.assembly import assemble
+from simcore.devices.spec import load_device
 from simcore.input.files import InputError
 from simcore.ops.op import Floor, Op, Price, Work
 from simcore.scenario import load_scenario, parse_scenario, resolved
@@ -180,6 +181,25 @@ def test_each_server_has_a_front_end_of_its_own() -> None:
         for devices in (1, 3)
     ]
     assert last_s == pytest.approx([30.0, 10.0], abs=0.01)
+
+
+def test_inputs_of_8_bits_take_kernels_of_their_own_where_an_engine_says_so() -> None:
+    """By the datasheet each takes its bytes, so that a prompt is as much later as they take."""
+    host, prompt = {"quantizes": ["o", "down"]}, 6000
+    alone = {"requests": 1, "prompt_tokens": {"kind": "constant", "value": prompt}}
+
+    def ttft_s(dtype: str, host: dict[str, Any]) -> float:
+        served = result_of(
+            {"kind": "continuous_batching", "token_budget": 8192, "host": host}, dtype=dtype, workload=alone
+        ).served
+        return float(served.first_token_s[0] - served.arrival_s[0])
+
+    longer_s = ttft_s("fp8", host) - ttft_s("fp8", {})
+    config = bench_of({"kind": "continuous_batching"}).model(1).config
+    moved = 3.0 * prompt * (config.hidden + config.intermediate) * config.layers
+    assert 1.0 <= longer_s * load_device("h200-sxm").hbm_bytes_per_s / moved < 1.5
+    assert ttft_s("bf16", host) == ttft_s("bf16", {})
+    assert str(HostTime(**host)) == "own kernels for the inputs of o, down in 8 bits"
 
 
 def test_no_host_time_is_no_change() -> None:
@@ -378,7 +398,7 @@ def test_a_file_of_one_s_own_stands_on_its_base(tmp_path: Path) -> None:
     parts = assemble(found, "host")
     (strategy,) = parts.scenario.strategies  # type: ignore[union-attr]
     # The scenario's field, then the file's, then those of vLLM 0.19 on this card.
-    assert strategy.host == HostTime(step_s=2e-3, request_s=4e-3)  # type: ignore[union-attr]
+    assert strategy.host == HostTime(step_s=2e-3, request_s=4e-3, quantizes=("o",))  # type: ignore[union-attr]
     assert strategy.token_budget == [8192]  # type: ignore[union-attr]
     assert label(strategy).startswith("my-service, 8,192 tokens a step, up to 1024, host 2 ms")  # type: ignore[arg-type]
     again = parse_scenario(yaml.safe_load(yaml.safe_dump(resolved(parts.scenario))), "again")

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from simcore.models.decoder import STYLES, Decoder, Dtypes, Style, why_not
 from simcore.models.decoder_config import DecoderConfig, ModelError, config_from_hugging_face, load_config
+from simcore.models.mixers import FULL
 from simcore.models.served_decoder import ServedDecoder
 from simcore.ops.op import Graph, Op
 from tests.thorough import slow
@@ -363,6 +364,29 @@ def test_gate_and_up_of_different_formats_are_two_projections() -> None:
 
 def matmuls_of(model: Decoder) -> list[Op]:
     return [op for op in model.after.ops if op.name in ("gate", "up", "gate_up")]
+
+
+def test_a_kernel_of_its_own_makes_inputs_8_bits_where_the_op_before_does_not() -> None:
+    """Before the products that are named, as wide as their inputs, and only where these have 8 bits."""
+    dtypes = Dtypes("fp8", each=(("down", "bf16"),))
+    config = read(LLAMA)
+    plain = Decoder(config, ranks=2, batch=3, dtypes=dtypes)
+    own = replace(plain, quantized=("qkv", "gate_up", "down"))
+    kinds = [(op.kind, op.name) for op in own.layer(FULL)]
+    made = [name for kind, name in kinds if kind == "quantize"]
+    assert made == ["qkv_inputs", "gate_up_inputs"]
+    for name in made:
+        assert kinds[kinds.index(("quantize", name)) + 1] == ("matmul", name.removesuffix("_inputs"))
+    assert {op["width"] for op in own.layer(FULL) if op.kind == "quantize"} == {config.hidden}
+    assert [op for op in own.layer(FULL) if op.kind != "quantize"] == [*plain.layer(FULL)]
+    (narrow,) = (op for op in replace(own, quantized=("o",)).layer(FULL) if op.kind == "quantize")
+    assert (narrow["tokens"], narrow["width"]) == (3, config.hidden // 2)
+    in_bf16 = Dtypes("bf16")
+    assert replace(own, dtypes=in_bf16).layer(FULL) == replace(plain, dtypes=in_bf16).layer(FULL)
+    # One input, whether gate and up are one product or two.
+    apart = replace(own, style="scatter_gather", dtypes=Dtypes("int8"))
+    names = [op.name for op in apart.layer(FULL) if op.kind in ("quantize", "matmul")]
+    assert names == ["qkv_inputs", "qkv", "o", "gate_up_inputs", "gate", "up", "down_inputs", "down"]
 
 
 def test_qwen3_norms_q_and_k_of_every_head() -> None:

@@ -29,6 +29,12 @@ TOKENS, WIDTH, BYTES = 7, 96, 2
             4 * TOKENS * WIDTH,
             2 * TOKENS * WIDTH * BYTES,
         ),
+        # Multiplied and cut off; read in 16 bits and written in 8.
+        (
+            ops.quantize("q", tokens=TOKENS, width=WIDTH, dtype="fp8"),
+            2 * TOKENS * WIDTH,
+            TOKENS * WIDTH * (2 + 1),
+        ),
         # Read and written once.
         (ops.receive_speculation(tokens=TOKENS, width=WIDTH, dtype="bf16"), 0, 2 * TOKENS * WIDTH * BYTES),
         # k and v of 3 heads of 8 are read in 16 bits and written in 8.

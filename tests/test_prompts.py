@@ -360,7 +360,8 @@ def test_where_a_power_cap_is_not_known_a_warning_says_so(device: Any, says: lis
 
 @pytest.mark.parametrize("study", ["serving", "prompt"])
 @pytest.mark.parametrize(
-    ("dtype", "watts", "warns"), [("int8", 600.0, True), ("int8", None, False), ("fp8", 600.0, False)]
+    ("dtype", "watts", "warns"),
+    [("fp32", 600.0, True), ("fp32", None, False), ("fp8", 600.0, False), ("int8", 600.0, False)],
 )
 def test_a_cap_that_changes_no_product_is_named(
     study: str, dtype: str, watts: float | None, warns: bool
@@ -384,8 +385,8 @@ def test_a_cap_that_changes_no_product_is_named(
     if study == "prompt":
         document = {**{name: document[name] for name in same}, **prompt}
     found = [one for one in simcore.run(document).warnings if "keep their time" in one]
-    only = "only products in bf16, fp16 and fp8 slow down by it"
-    says = f"device.change.board_power_w: products in int8 keep their time: {only}"
+    only = "only products that are multiplied in bf16, fp16, fp8 and int8 slow down by it"
+    says = f"device.change.board_power_w: products in fp32 keep their time: {only}"
     assert found == ([says] if warns else [])
 
 

@@ -44,6 +44,7 @@ from simcore.kernels.decoder.matmul import (
     workspace,
 )
 from simcore.kernels.decoder.norm import norm, reference_norm
+from simcore.kernels.decoder.quantize import quantize, reference_quantize
 from simcore.kernels.decoder.residual import residual
 from simcore.kernels.decoder.rotary import (
     angles,
@@ -454,6 +455,35 @@ def test_rotary_append_is_the_reference_in_fp8(dtype: torch.dtype) -> None:
     right = rounds_right((qkv[:, 32:].float() / scale).clamp(-448, 448))
     assert right.sum() > 50
     assert torch.equal(*(x[right] for x in stored))
+
+
+@pytest.mark.parametrize("width", [1, 33, 2048, 2500])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_quantize_is_the_reference(dtype: torch.dtype, width: int) -> None:
+    """Numbers beyond the largest of fp8 become it, and rows may lie apart."""
+    x = drawn(dtype, 3, width + 5, scale=300.0)[:, :width]
+    scale = torch.tensor([0.71], device=DEVICE)
+    found, expected = (each(x, scale).float() for each in (quantize, reference_quantize))
+    right = rounds_right((x.float() * scale).clamp(-448, 448))
+    assert torch.equal(found[right], expected[right])
+    assert float(found.abs().max()) <= 448
+    if width > 1000:
+        assert right.float().mean() > 0.9
+        assert float(found.max()) == 448
+
+
+def test_quantize_takes_rows_whose_elements_are_contiguous() -> None:
+    x, scale = torch.ones(1, 2, device=DEVICE), torch.ones(1, device=DEVICE)
+    for bad in (x.t(), x[0]):
+        with pytest.raises(ValueError, match="contiguous"):
+            quantize(bad, scale)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not HAS_GPU, reason="Triton's interpreter makes a number of NaN in fp8")
+def test_quantize_passes_on_what_is_no_number() -> None:
+    x, scale = torch.tensor([[1.0, math.nan]], device=DEVICE), torch.ones(1, device=DEVICE)
+    assert quantize(x, scale).isnan().tolist() == [[False, True]]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -262,7 +262,8 @@ def test_every_kind_that_is_launched_has_a_kernel_in_every_format(dtype: str) ->
     served = replace(served, dtypes=model.dtypes)
     graphs = [model.token_step, model.speculate, model.receive, served.mixed, served.move]
     kinds = {op.kind: op.at(sizes) for graph in graphs for op in graph.ops}
-    assert set(DECODER) == set(kinds)
+    # A machine's products take inputs of their own format.
+    assert set(DECODER) == {*kinds, "quantize"}
     assert DECODER.keys() <= TABLE.keys()
     for kind, op in kinds.items():
         tensors = drawn(op, 3)

@@ -10,6 +10,7 @@ from simcore.kernels.decoder.embedding import EMBEDDING
 from simcore.kernels.decoder.matmul import MATMUL
 from simcore.kernels.decoder.norm import NORM
 from simcore.kernels.decoder.paged_attention import PAGED_ATTENTION, PREFILL_ATTENTION
+from simcore.kernels.decoder.quantize import QUANTIZE
 from simcore.kernels.decoder.residual import RESIDUAL
 from simcore.kernels.decoder.rotary import ROTARY
 from simcore.kernels.decoder.speculative_attention import SPECULATIVE_ATTENTION
@@ -22,6 +23,7 @@ DECODER: Mapping[str, Kernel] = {
     "rotary": ROTARY,
     "activation": ACTIVATION,
     "residual": RESIDUAL,
+    "quantize": QUANTIZE,
     "kv_append": KV_APPEND,
     "decode_attention": DECODE_ATTENTION,
     "speculative_attention": SPECULATIVE_ATTENTION,

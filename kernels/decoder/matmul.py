@@ -15,7 +15,7 @@ matter.
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -333,10 +333,10 @@ def product(
 ) -> Tensor:
     """Returns x [m, k] times weight [k, n], plus `add` [m, n] before rounding: for few rows by `matmul`, with
     `chained`, where that is faster (`fastest_product`: by itself or, `in_step`, among a step's other kernels)
-    or has a `gate` (int32 [1]) to read; by cuBLAS else, and for fp8 weights (x is rounded to fp8 too; the
-    product is bf16, and nothing is added). Writes to `out`
-    [m, n] if given, which may be `add`; `add` is in the format of weight. Raises ValueError for tensors that
-    do not fit, for a gate with more rows or fp8, and for fp8 with `add`."""
+    or has a `gate` (int32 [1]) to read; by cuBLAS else, and for fp8 weights (x is rounded to fp8 if it is not
+    yet; cuBLAS accumulates fast, as engines let it; the product is bf16, and nothing is added). Writes to
+    `out` [m, n] if given, which may be `add`; `add` is in the format of weight. Raises ValueError for tensors
+    that do not fit, for a gate with more rows or fp8, and for fp8 with `add`."""
     m, n = x.shape[0], weight.shape[1]
     fp8 = weight.dtype == torch.float8_e4m3fn
     if gate is not None and (fp8 or m > MOST_ROWS):
@@ -347,8 +347,11 @@ def product(
         raise ValueError("nothing is added to a product of fp8 weights")
     if fp8:
         one = shared(("one", x.device), lambda: torch.ones((), device=x.device))
+        scaled: Any = torch._scaled_mm
         rounded = padded(x).to(weight.dtype)
-        y: Tensor = torch._scaled_mm(rounded, weight, scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
+        y: Tensor = scaled(
+            rounded, weight, scale_a=one, scale_b=one, out_dtype=torch.bfloat16, use_fast_accum=True
+        )
         return y[:m] if out is None else out.copy_(y[:m])
     if add is not None and add.dtype != weight.dtype:
         raise ValueError(f"add has to be {weight.dtype}, as weight, not {kind(add)}")
@@ -388,8 +391,8 @@ def _run(op: Op, x: Tensor, weight: Tensor) -> Tensor:
 
 
 def _reference(op: Op, x: Tensor, weight: Tensor) -> Tensor:
-    """x [m, k] times weight [k, n], in the dtype of the weights: [m, n]. With fp8 weights the product is
-    bf16, after x has been rounded to fp8 too."""
+    """x [m, k] times weight [k, n], in the dtype of the weights: [m, n]. With fp8 weights x is fp8 too, and
+    the product is bf16."""
     if op.dtype != "fp8":
         return reference_matmul(x, weight)
     rounded = x.to(torch.float8_e4m3fn)
@@ -403,7 +406,7 @@ def _inputs(op: Op, generator: torch.Generator, device: torch.device) -> tuple[T
         # The weights are column-major, as tensor cores take them.
         shapes = (padded_rows(op["m"]), op["k"]), (op["n"], op["k"])
         x, weight = (torch.randn(*shape, generator=generator, device=device) for shape in shapes)
-        return x.to(torch.bfloat16)[: op["m"]], weight.to(torch.float8_e4m3fn).t()
+        return x.to(torch.float8_e4m3fn)[: op["m"]], weight.to(torch.float8_e4m3fn).t()
     x = random_tensor(op, generator, device, padded_rows(op["m"]), op["k"])[: op["m"]]
     return x, random_tensor(op, generator, device, op["k"], op["n"], scale=op["k"] ** -0.5)
 

@@ -119,6 +119,7 @@ _WORDS: Mapping[str, str] = {
     "dict_type": _MAPPING,
     "invalid_key": "a field is a word",
     "list_type": "a list is needed",
+    "tuple_type": "a list is needed",
     "int_type": "a whole number is needed",
     "float_type": "a number is needed",
     "bool_type": "true or false is needed",

@@ -27,7 +27,7 @@ all_reduce and separate otherwise.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
@@ -39,6 +39,10 @@ from simcore.ops import op as ops
 from simcore.ops.op import DTYPE_BYTES, Dim, Graph, Op, Publication, Size
 
 Style = Literal["all_reduce", "scatter_gather", "fused_gather"]
+# A layer's products, as engines launch them.
+Quantized = Literal["qkv", "o", "gate_up", "down"]
+# Formats whose products have inputs of 8 bits; these take as long to make in one as in another.
+OF_8_BITS, MADE_AS = frozenset({"fp8", "fp8_b128", "int8"}), "fp8"
 STYLES: tuple[Style, ...] = ("all_reduce", "scatter_gather", "fused_gather")
 CONTEXT = Size("context")
 TENSOR = "tensor"
@@ -58,6 +62,12 @@ class Dtypes:
     def of(self, matrix: str) -> str:
         """The format of one weight matrix: qkv, o, gate, up, down, lm_head, embedding."""
         return dict(self.each).get(matrix, self.weights)
+
+
+def quantized_of(dtypes: Dtypes, names: Iterable[Quantized]) -> tuple[Quantized, ...]:
+    """Those of some products whose inputs have 8 bits, each once and in one order."""
+    weights = {name: dtypes.of("up" if name == "gate_up" else name) for name in names}
+    return tuple(sorted(name for name, dtype in weights.items() if dtype in OF_8_BITS))
 
 
 def why_not(config: DecoderConfig, ranks: int) -> str | None:
@@ -94,7 +104,8 @@ class Decoder:
 
     `parts`: a layer is priced as attention and one non-attention part, as published per-layer measurements
     give it; the whole non-attention part then comes after attention. `outside`: with embedding, last norm, LM
-    head and greedy choice; without it layers alone, residual stream in and out.
+    head and greedy choice; without it layers alone, residual stream in and out. `quantized`: products whose
+    inputs, if they are of 8 bits, a kernel of its own makes so; those of others the op before does.
     Raises ModelError if the model cannot be sharded over `ranks`. Of a hybrid, whose layers differ, `layer`
     and `token_step` are the graphs; those of one layer for all (`before`, `attend`, `after` and what holds
     them) raise ModelError.
@@ -108,6 +119,7 @@ class Decoder:
     chunk: int = 128
     parts: bool = False
     outside: bool = True
+    quantized: tuple[Quantized, ...] = ()
 
     def __post_init__(self) -> None:
         if reason := why_not(self.config, self.ranks):
@@ -353,6 +365,15 @@ class Decoder:
     def _matmul(self, name: str, n: int, k: int) -> Op:
         return ops.matmul(name, m=self.batch, n=n, k=k, dtype=self.dtypes.of(name))
 
+    def _product(self, name: Quantized, n: int, k: int) -> tuple[Op, ...]:
+        """A product of a layer, and before it what makes its inputs 8 bits, if a kernel of its own does."""
+        return (*self._quantize(name, k), self._matmul(name, n, k))
+
+    def _quantize(self, name: Quantized, width: int) -> tuple[Op, ...]:
+        if name not in quantized_of(self.dtypes, self.quantized):
+            return ()
+        return (ops.quantize(f"{name}_inputs", tokens=self.batch, width=width, dtype=MADE_AS),)
+
     def _residual(self, name: str) -> Op:
         width = self.config.hidden // self.ranks if self._scattered else self.config.hidden
         return ops.residual(name, tokens=self.batch, hidden=width, dtype=self.dtypes.activation)
@@ -430,15 +451,15 @@ class Decoder:
 
     def _before(self, mixer: str) -> tuple[Op, ...]:
         if mixer in STATEFUL:
-            projection = self._matmul("qkv", self._widths(mixer)[0], self.config.hidden)
-            start = (*self._gather("attn_gather"), self._norm("attn_norm"), projection)
+            projection = self._product("qkv", self._widths(mixer)[0], self.config.hidden)
+            start = (*self._gather("attn_gather"), self._norm("attn_norm"), *projection)
             return (*start, *self._linear_inputs(mixer))
         config, heads = self.config, {"q_heads": self._q_heads, "kv_heads": self._kv_heads}
         act = self.dtypes.activation
         return (
             *self._gather("attn_gather"),
             self._norm("attn_norm"),
-            self._matmul("qkv", self._widths(mixer)[0], config.hidden),
+            *self._product("qkv", self._widths(mixer)[0], config.hidden),
             *self._qk_norm(),
             ops.rotary(tokens=self.batch, head_dim=config.head_dim, dtype=act, **heads),
             ops.kv_append(
@@ -472,7 +493,7 @@ class Decoder:
     def _output(self, mixer: str) -> tuple[Op, ...]:
         config, own = self.config, self._widths(mixer)[1]
         if self.style != "fused_gather" or self.ranks == 1:
-            return (self._matmul("o", config.hidden, own),)
+            return self._product("o", config.hidden, own)
         width = own * self.ranks
         heads = self._meet(ops.all_gather, "heads_gather", self.batch * width)
         columns = self._matmul("o", config.hidden // self.ranks, width)
@@ -491,11 +512,12 @@ class Decoder:
                 "gate_up", m=self.batch, n=2 * width, k=config.hidden, dtype=self.dtypes.of("gate")
             )
             inputs = (both,)
+        inputs = (*self._quantize("gate_up", config.hidden), *inputs)
         sizes: dict[str, Any] = {"tokens": self.batch, "width": width, "dtype": self.dtypes.activation}
         act = ops.activation(gated=config.gated, **sizes)
         if config.gated and not config.activated:
             act = linear_layer.product("activation", **sizes)
-        return (*inputs, act, self._matmul("down", config.hidden, width))
+        return (*inputs, act, *self._product("down", config.hidden, width))
 
     def _head(self) -> tuple[Op, ...]:
         vocab = math.ceil(self.config.vocab / self.ranks)

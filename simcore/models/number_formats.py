@@ -72,5 +72,8 @@ def format_notes(dtype: str | None, config: DecoderConfig) -> list[str]:
         f"number formats by its quantization_config ({quantized.method}): {listed}; all else {PLAIN}"
     )
     if any(format_ not in WEIGHT_ONLY_BYTES for _, format_ in quantized.formats):
-        texts.append("engines quantize activations on the way to products of 8 bits; that is not priced")
+        texts.append(
+            "activations are 8 bits on their way to products of 8 bits; kernels of an engine that make them so"
+            " are priced where its host says quantizes"
+        )
     return [f"model {config.name}: {text}" for text in texts]

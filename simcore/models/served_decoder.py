@@ -14,8 +14,9 @@ them from device memory. `kv_tokens` grows by `sequences` from one decode step t
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
-from simcore.models.decoder import Decoder, Dtypes, Style
+from simcore.models.decoder import Decoder, Dtypes, Quantized, Style
 from simcore.models.decoder_config import DecoderConfig, ModelError
 from simcore.models.mixers import SLIDING, STATEFUL
 from simcore.ops import linear_layer
@@ -41,8 +42,8 @@ class ServedDecoder:
 
     `whole`: an iteration is one op, and so is a prompt, for devices on which only these were timed. `host`:
     what the host of a serving engine adds to each step, as ops that no kernel runs. `marks`: what is added
-    to the shape of every other op, by which prices know an engine's kernels. Its graphs raise ModelError if
-    the model cannot be sharded over `ranks`.
+    to the shape of every other op, by which prices know an engine's kernels. `quantized`: as of `Decoder`.
+    Its graphs raise ModelError if the model cannot be sharded over `ranks`.
     """
 
     config: DecoderConfig
@@ -52,6 +53,7 @@ class ServedDecoder:
     whole: bool = False
     host: tuple[Op, ...] = ()
     marks: tuple[tuple[str, int], ...] = ()
+    quantized: tuple[Quantized, ...] = ()
 
     @cached_property
     def decode(self) -> Graph:
@@ -133,7 +135,8 @@ class ServedDecoder:
 
     @cached_property
     def _body(self) -> Decoder:
-        return Decoder(self.config, ranks=self.ranks, batch=TOKENS, dtypes=self.dtypes, style=self.style)
+        shared: dict[str, Any] = {"ranks": self.ranks, "dtypes": self.dtypes, "style": self.style}
+        return Decoder(self.config, batch=TOKENS, quantized=self.quantized, **shared)
 
     @cached_property
     def _tail(self) -> Decoder:

@@ -449,6 +449,16 @@ def residual(name: str, *, tokens: Dim, hidden: int, dtype: str) -> Op:
     return Op("residual", name, (("tokens", tokens), ("hidden", hidden)), dtype, _residual)
 
 
+def _quantize(op: Op) -> Work:
+    elements = op["tokens"] * op["width"]
+    return Work(2.0 * elements, elements * (ACTIVATION_BYTES + _bytes(op.dtype)))
+
+
+def quantize(name: str, *, tokens: Dim, width: int, dtype: str) -> Op:
+    """x[tokens, width] in a format of 8 bits, for the product behind it."""
+    return Op("quantize", name, (("tokens", tokens), ("width", width)), dtype, _quantize)
+
+
 # -- attention -----------------------------------------------------------------------------------
 
 

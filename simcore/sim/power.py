@@ -33,19 +33,19 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from math import exp
 
-from simcore.ops.op import Floor, Op
+from simcore.ops.op import DTYPE_BYTES, MULTIPLIED_AS, Floor, Op
 
 # Dynamic power over clock: clock times voltage squared.
 EXPONENT = 3.0
 # Share of peak, by number format, that products reach at the full clock if they take the power A. bf16: gate
 # and up of 2,048 rows, which A is measured of (`validate.calibration.cuda_power`), 618 us of an H200 at rest.
 # fp8: the mean of four products as engines run them, by what they reach at rest and how much longer they take
-# under load (`validate.accuracy.fp8_products`). fp16 was not measured.
-BUSY = {"bf16": 0.787, "fp16": 0.787, "fp8": 0.811}
+# under load (`validate.accuracy.fp8_products`). fp16, and int8, which has the rate of fp8, were not measured.
+BUSY = {"bf16": 0.787, "fp16": 0.787, "fp8": 0.811, "int8": 0.811}
 # The same of traffic, of the products beside them that B is measured of: 32 rows, 58.3 us.
 MOVING = 0.845
-# Formats whose products slow down.
-FORMATS = frozenset(BUSY)
+# The same of all formats whose products slow down, by what they are multiplied as.
+BUSY_OF = {name: BUSY[as_] for name in DTYPE_BYTES if (as_ := MULTIPLIED_AS.get(name, name)) in BUSY}
 # What is left for arithmetic at least, in shares of the cap, so that no clock is 0.
 LEAST = 0.05
 # Replays of a burst with arithmetic until their times have settled: later ones take as long as the last.
@@ -75,7 +75,7 @@ def clock_shares(
     >>> [round(share, 4) for share in clock_shares(op, 4e-6, floor, lambda part: (0.0, floor))]
     [0.0, 0.5775, 0.5]
     """
-    if op.axis or not op.parts or op.dtype not in FORMATS:
+    if op.axis or not op.parts or op.dtype not in BUSY_OF:
         return _own_shares(op, seconds, floor)
     whole_s = arithmetic_s = clocked_s = waiting_s = 0.0
     known: dict[int, tuple[float, Shares]] = {}
@@ -93,8 +93,8 @@ def clock_shares(
 
 def _own_shares(op: Op, seconds: float, floor: Floor) -> Shares:
     """`clock_shares` of an op as a whole; what crosses a link has no more than its arithmetic."""
-    if floor.compute_s > floor.memory_s and op.dtype in FORMATS:
-        return min(1.0, floor.compute_s / (BUSY[op.dtype] * seconds)) if seconds > 0.0 else 0.0, 1.0, 0.0
+    if floor.compute_s > floor.memory_s and op.dtype in BUSY_OF:
+        return min(1.0, floor.compute_s / (BUSY_OF[op.dtype] * seconds)) if seconds > 0.0 else 0.0, 1.0, 0.0
     if op.axis or op.parts or op.kind in OVER_A_CACHE or seconds <= 0.0:
         return 0.0, 0.0, 0.0
     moving = floor.seconds / seconds

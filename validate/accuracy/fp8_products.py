@@ -1,10 +1,10 @@
-"""Measures products in fp8 as engines run them, beside the prices of this card's profile.
+"""Measures products in fp8 as engines run them, and as they do not, beside the prices of this card's profile.
 
-    python -m simcore.validate.accuracy.fp8_products --out rows.csv          on a card, 90 s
+    python -m simcore.validate.accuracy.fp8_products --out rows.csv          on a card, 4 min
 
-    priced   inputs in bf16, rounded to fp8 by a kernel before the product, as the profile has it
+    rounded  inputs in bf16, rounded to fp8 by a kernel before the product, without fast accumulation
     alone    inputs in fp8: the op before has rounded them
-    fast     the same, with fast accumulation (`use_fast_accum`), which engines set
+    priced   the same, with fast accumulation (`use_fast_accum`), which engines set; as the profile has it
 
     at rest      median of launches of eight products, each after a rest
     under load   mean product of LOAD_S without a pause, of LOADED rows
@@ -37,7 +37,7 @@ from simcore.validate.calibration.cuda_power import Products, steady
 from simcore.validate.program import check_out, markdown, run, write_csv
 from simcore.validate.timing.cuda_times import has_fp8
 
-Way = Literal["priced", "alone", "fast"]
+Way = Literal["rounded", "alone", "priced"]
 # (columns, inputs) of a model's matrices.
 SHAPES: Mapping[str, Mapping[str, tuple[int, int]]] = {
     "llama-3.1-8b": {"gate_up": (28_672, 4_096), "down": (4_096, 14_336), "qkv": (6_144, 4_096)},
@@ -85,9 +85,9 @@ def ways(
     weights = [drawn(n, k).mul_(k**-0.5).to(torch.float8_e4m3fn).t() for _ in range(count)]
     scaled: Any = partial(torch._scaled_mm, scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
     calls: dict[Way, list[Any]] = {
-        "priced": [partial(product, x, weight) for weight in weights],
+        "rounded": [partial(_rounded_first, scaled, x, weight) for weight in weights],
         "alone": [partial(scaled, rounded, weight) for weight in weights],
-        "fast": [partial(scaled, rounded, weight, use_fast_accum=True) for weight in weights],
+        "priced": [partial(product, rounded, weight) for weight in weights],
     }
     reference = rounded[:CHECKED].double() @ weights[0].double()
     most = reference.abs().max()
@@ -96,6 +96,11 @@ def ways(
         for way, each in calls.items()
     }
     return calls, errors
+
+
+def _rounded_first(scaled: Any, x: Tensor, weight: Tensor) -> Tensor:
+    y: Tensor = scaled(x.to(weight.dtype), weight)
+    return y
 
 
 def measured(price: Pricer) -> Iterator[Measured]:

@@ -39,8 +39,11 @@ from simcore.devices.making import (
     cells,
     check_target,
     fits,
+    in_format,
+    is_among,
     measured_of,
     shape_text,
+    whole_kind,
     write_renewed,
     write_whole,
 )
@@ -105,16 +108,17 @@ def calibrate_card(
 ) -> tuple[Path, FittedProfile]:
     """Measures, fits and writes the profile folder `target` (default: the device's own), completely or not at
     all; returns both. Shapes that are not reached `within_s` are left out and noted. `kinds`: names of kinds
-    of op with commas between, or VERBS, which alone are measured anew: all else of the profile stays. Raises
+    of op with commas between, some of them in one number format ("matmul:fp8"), or VERBS, which alone are
+    measured anew: all else of the profile stays. Raises
     InputError if there is no CUDA card, if the catalogue lacks it, or if there is no profile to renew kinds
     of."""
     begun_s = time.perf_counter()
-    few = named("--kinds", kinds, (*table, VERBS), needed=bool(kinds))
+    few = named("--kinds", kinds, (*table, VERBS, *_in_formats(table)), needed=bool(kinds))
     device = this_card()
     target = target or profile_path(device)
     check_target(target, device)
     if few:
-        table = {kind: table[kind] for kind in few if kind != VERBS}
+        table = {kind: table[kind] for kind in map(whole_kind, few) if kind != VERBS}
         load_profile(device, str(target / "profile.yaml"))
     progress("what the card reaches", 0, 1)
     memory = f"memory was taken {take_memory_in_segments()}"
@@ -125,7 +129,7 @@ def calibrate_card(
     unfinished = partial_of(target.with_name(f"{target.name}-{'-'.join(sorted(few))}") if few else target)
     measuring = Measuring(device, unfinished, table, card)
     measured_s = within_s - (0.0 if few else min(ENDING_S, ENDING_SHARE * within_s))
-    left_out = measure_all(table, quick, measuring, progress, begun_s + measured_s)
+    left_out = measure_all(few or table, quick, measuring, progress, begun_s + measured_s)
     points, failed = list(measuring.points.values()), list(measuring.failed.values())
     if not points and few != [VERBS]:
         if not measuring.goes_on:
@@ -136,7 +140,8 @@ def calibrate_card(
         if points:
             found = {point.op.kind for point in points}
             later = profile_of(device, points, born, {}, failed, left_out, quick, found)
-            profile = _renew(target, [*table], later, points, ["measured with --quick"] * quick)
+            ops = [name for name in few if name != VERBS]
+            profile = _renew(target, ops, later, points, ["measured with --quick"] * quick)
         if VERBS in few:
             unfinished.unlink(missing_ok=True)
             costs, notes = _overheads(measuring.floor, card, progress, graphs=True)
@@ -402,7 +407,7 @@ def measure_all(
         left_s = min((now_s - begun_s) / max(1, done) * (len(turns) - done), end_s - now_s)
         progress(f"{op.kind}, about {left_s:.0f} s left: shape", done, len(turns))
         measuring.one(op, role)
-    refined = [] if quick else [family for family in families() if family.kind in kinds and family.refined]
+    refined = [] if quick else [family for family in families() if _is_refined(family, kinds)]
     for i, family in enumerate(refined):
         progress(f"{family.kind}, between what was measured: kind", i, len(refined))
         now_s = time.perf_counter()
@@ -424,10 +429,23 @@ def in_turn(shapes: Iterable[tuple[Op, Role]], loads: Callable[[Op], bool]) -> I
 
 
 def shapes_of(kinds: Collection[str], quick: bool) -> list[tuple[Op, Role]]:
-    """Returns the grid and the check shapes, in number formats that the card supports."""
-    shapes: list[tuple[Op, Role]] = [(op, "fit") for op in grid(kinds, quick=quick)]
-    shapes += [(op, "check") for op in drawn(kinds, QUICK_CHECKS if quick else CHECKS, CHECK_SEED)]
-    return [(op, role) for op, role in shapes if card_measure.has_format(op)]
+    """Returns the grid and the check shapes, in number formats that the card supports, of kinds of op whole
+    or in one format."""
+    whole = {whole_kind(name) for name in kinds}
+    shapes: list[tuple[Op, Role]] = [(op, "fit") for op in grid(whole, quick=quick)]
+    shapes += [(op, "check") for op in drawn(whole, QUICK_CHECKS if quick else CHECKS, CHECK_SEED)]
+    meant = [(op, role) for op, role in shapes if is_among(kinds, op.kind, op.dtype)]
+    return [(op, role) for op, role in meant if card_measure.has_format(op)]
+
+
+def _in_formats(kinds: Collection[str]) -> Iterator[str]:
+    """Yields the names in one format each of kinds of op that are measured in several."""
+    formats: dict[str, set[str]] = {}
+    for op in grid({*kinds}):
+        formats.setdefault(op.kind, set()).add(op.dtype)
+    for kind, each in formats.items():
+        if len(each) > 1:
+            yield from (in_format(kind, dtype) for dtype in sorted(each))
 
 
 def _shares(kinds: Collection[str]) -> bool:
@@ -442,6 +460,12 @@ def shared_shapes(
     known = {key_of(op) for op, _ in shapes}
     each = card_sharing.ops(quick=quick) if _shares(kinds) else []
     return [(op, "fit") for op in each if key_of(op) not in known]
+
+
+def _is_refined(family: Family, kinds: Collection[str]) -> bool:
+    """Whether shapes of a family are measured between those of its grid."""
+    some = next(iter(family.grid()), None)
+    return bool(family.refined) and some is not None and is_among(kinds, some.kind, some.dtype)
 
 
 At = tuple[int, Point]

@@ -265,6 +265,10 @@ def _decoder() -> Iterator[Family]:
         _rows("norm", partial(ops.norm, "norm"), _launched("norm", "hidden")), besides=_head_by_head
     )
     yield _rows("residual", partial(ops.residual, "residual"), _launched("residual", "hidden"))
+    of_inputs = {each["k"]: {"width": each["k"]} for each in _launched("matmul", "k", names=LLAMA)}
+    yield replace(
+        _rows("quantize", partial(ops.quantize, "quantize"), [*of_inputs.values()]), options={"dtype": "fp8"}
+    )
     yield _rows("activation", ops.activation, _launched("activation", "width", "gated"))
     yield _rows("rotary", ops.rotary, turned)
     # K and V of a token, read and written.

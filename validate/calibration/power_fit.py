@@ -22,7 +22,7 @@ from scipy.optimize import least_squares, minimize_scalar
 
 from simcore.devices.fitted import LimitedPower
 from simcore.input.files import InputError
-from simcore.sim.power import FORMATS, Load, PowerLimit
+from simcore.sim.power import BUSY, Load, PowerLimit
 from simcore.validate import cells
 from simcore.validate.cells import count, positive
 
@@ -83,7 +83,7 @@ def read_rows(path: Path) -> list[Row]:
 
 
 def _row(where: str, line: Mapping[str, str]) -> Row:
-    formats = sorted(FORMATS)
+    formats = sorted(BUSY)
     for name, allowed in (("kind", get_args(Kind)), ("beside", get_args(Beside)), ("dtype", formats)):
         if line[name] not in allowed:
             raise InputError(f"{where}: {name}: {line[name]!r} (allowed: {', '.join(allowed)})")

@@ -280,7 +280,7 @@ class _Search:
         return np.stack([(there - here) / change for there, change in zip(moved, changes, strict=True)], 1)
 
     def _host(self, x: Numbers) -> HostTime:
-        values = {
+        values: dict[str, Any] = {
             name: math.exp(SPREAD[name] * value) if name in FACTORS else USUAL[name] * max(0.0, value)
             for name, value in zip(self.names, x.tolist(), strict=True)
         }

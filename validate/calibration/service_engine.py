@@ -81,7 +81,7 @@ def check_out(out: Path, inputs: Sequence[Path]) -> None:
 
 def _rounded(host: HostTime) -> HostTime:
     """Returns a host time in nanoseconds, which a simulation takes steps in."""
-    return HostTime(**{name: round(seconds, 9) for name, seconds in host.model_dump().items()})
+    return host.model_copy(update={name: round(seconds, 9) for name, seconds in host.numbers.items()})
 
 
 def _service(scenario: Scenario, where: str) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -126,7 +126,7 @@ class _Predict:
         document = {
             **self._document,
             "workload": dict(run.workload),
-            "strategies": [{**strategy, "host": host.model_dump()}],
+            "strategies": [{**strategy, HOST: {**strategy[HOST], **host.numbers}}],
         }
         scenario = parse_scenario(document, str(run.path))
         assert isinstance(scenario, ServingScenario)
@@ -191,7 +191,7 @@ def _text(found: Calibrated, own: Mapping[str, Any], name: str, files: Sequence[
         "name": name,
         "base": own["base"],
         "description": f"{own['base']} with the host time of a service, fitted to {len(files)} of its runs",
-        "fields": {**own["fields"], HOST: found.host.model_dump()},
+        "fields": {**own["fields"], HOST: {**own["fields"].get(HOST, {}), **found.host.numbers}},
         "sources": {
             **own["sources"],
             HOST: f"fitted to {names} by simcore calibrate --from. {said or 'Nothing held back.'}",

@@ -21,7 +21,7 @@ from pydantic.dataclasses import dataclass as checked
 
 from simcore.devices.spec import load_device
 from simcore.input.files import STRICT, Count, InputError, Share, read_cells, read_yaml, validated
-from simcore.models.decoder import why_not
+from simcore.models.decoder import Quantized, why_not
 from simcore.models.decoder_config import DecoderConfig, load_config
 from simcore.ops.op import DTYPE_BYTES
 from simcore.validate import cells
@@ -81,6 +81,7 @@ class Series:
     budget_beyond_prompt: Count | None = None
     constants_of: str | None = None
     host_of: str | None = None
+    quantizes: tuple[Quantized, ...] = ()
 
     @property
     def fitted_as(self) -> str:

@@ -8,7 +8,7 @@ estimate that knows nothing of the submitted rate: steps that all have the same 
 
     rate(f) = f * most tokens / ((prompt + answer - 1) * step_s(f))        the greatest with step_s(f) <= TPOT
 
-The lengths of the data sets, changes of devices and the engine's products stand in `mlperf.yaml`, each with
+The lengths of the data sets, changes of devices and the engine's kernels stand in `mlperf.yaml`, each with
 its source.
 """
 
@@ -101,7 +101,7 @@ def scenario_of(row: Row, *, replicas: int = 1, loaded: bool = False) -> Serving
                 "prefill": "chunked" if row.chunked else "whole",
                 "prefix_caching": False,
                 "memory": {"share": row.kv_share},
-                "host": {"arithmetic_factor": facts()["products"]["arithmetic_factor"]},
+                "host": {"quantizes": facts()["engine"]["quantizes"]},
             }
         ],
         "measure": {"kind": "whole_run"},

@@ -79,7 +79,7 @@ CALLS_OF_RATES = 4
 
 # Ops whose operands are activations.
 AS_WRITTEN = frozenset({
-    "norm", "residual", "activation", "rotary", "sample", "receive_speculation",
+    "norm", "residual", "activation", "rotary", "sample", "receive_speculation", "quantize",
     "gate", "next_input", "conv_cell",
 })  # fmt: skip
 
@@ -337,12 +337,15 @@ def has_format(op: Op) -> bool:
 
 
 def scaled_product(m: int, n: int, k: int) -> Call:
-    """Makes a call of cuBLAS's product of fp8 matrices [m, k] and [k, n] that returns bf16."""
+    """Makes a call of cuBLAS's product of fp8 matrices [m, k] and [k, n] that returns bf16, with fast
+    accumulation, which engines set."""
     x = torch.randn(m, k, device="cuda").to(torch.float8_e4m3fn)
     weight = torch.randn(n, k, device="cuda").to(torch.float8_e4m3fn).t()
     one = torch.ones((), device="cuda")
     product: Any = torch._scaled_mm
-    return partial(product, x, weight, scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
+    return partial(
+        product, x, weight, scale_a=one, scale_b=one, out_dtype=torch.bfloat16, use_fast_accum=True
+    )
 
 
 def _copied() -> float:

@@ -25,7 +25,8 @@ client sends its next request only after the last token of its answer: a way out
 sequences out of the engine.
 
 The factors are for kernels that are not those of the profile: libraries of one engine and version are faster
-or slower than others on the same card.
+or slower than others on the same card. `quantizes` names the products before which an engine launches a
+kernel more.
 
 A step of prompts alone has one sequence at least. Instances that share a device share its host too: their
 steps wait for each other's host time as for each other's ops.
@@ -42,6 +43,7 @@ from typing import Annotated, Protocol
 from pydantic import Field
 
 from simcore.input.fields import Strict
+from simcore.models.decoder import Quantized
 from simcore.ops.op import Floor, Op, Price, Pricer, Roofline, Size, Work
 from simcore.sim.simulation import Route
 from simcore.workload.requests import STEP, Journal, Request
@@ -94,6 +96,12 @@ class HostTime(Strict):
         default=1.0, description="times of ops in which several ranks meet, as multiples of the profile's"
     )
 
+    quantizes: tuple[Quantized, ...] = Field(
+        default=(),
+        # A list of YAML becomes a tuple, so that a host can be a key.
+        strict=False,
+        description="products of 8 bits whose inputs a kernel of its own makes; of others the op before does",
+    )
     tpot_within: Share = Field(
         default=0.0,
         description="share of TPOT within which 90 % of runs are of their prediction, 0 if unknown",
@@ -115,6 +123,11 @@ class HostTime(Strict):
         """What of it makes steps longer or shorter, alone."""
         others = ("request_s", "prompt_token_s", "prompt_token_late_s", "answer_token_s")
         return self.model_copy(update=dict.fromkeys((*others, "tpot_within", "ttft_within"), 0.0))
+
+    @property
+    def numbers(self) -> dict[str, float]:
+        """All of it that is measured, by name."""
+        return self.model_dump(exclude={"quantizes"})
 
     @property
     def marks(self) -> tuple[tuple[str, int], ...]:
@@ -156,7 +169,8 @@ class HostTime(Strict):
         ops = f"ops x {self.arithmetic_factor:.4g} (arithmetic), x {self.memory_factor:.4g} (memory)"
         ops += f", x {self.collective_factor:.4g} (collectives)"
         parts = [steps] * self.in_steps + [front] * self.in_front + [out] * bool(self.answer_token_s)
-        return ", ".join(parts + [ops] * bool(self.marks)) or "no host time"
+        own = f"own kernels for the inputs of {', '.join(self.quantizes)} in 8 bits"
+        return ", ".join(parts + [ops] * bool(self.marks) + [own] * bool(self.quantizes)) or "no host time"
 
 
 NO_HOST_TIME = HostTime()
