@@ -7,7 +7,7 @@ import csv
 import hashlib
 import importlib.metadata
 import platform
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache, lru_cache, partial
 from math import inf
@@ -55,7 +55,7 @@ from simcore.studies.serving.engines.presets import pinned, with_engines
 from simcore.studies.serving.host_time import with_engine
 from simcore.studies.serving.published import ServingPublished
 from simcore.studies.serving.scenario import Groups, ServerGroup, ServingScenario, SharedMemory
-from simcore.studies.serving.strategies import ServingStrategy
+from simcore.studies.serving.strategies import ServingStrategy, engine_of, host_of
 from simcore.studies.several_devices import OnDevice, SeveralDevices, common_lines
 from simcore.studies.tiling.scenario import TilingScenario
 
@@ -383,10 +383,20 @@ def _on_device(scenario: Scenario, where: str, device: DeviceInUse, place: Place
             config = config.first_layers(1)
         own = decode.Bench(scenario, config, hardware, _hits(config.name), _rival(where, scenario, hardware))
         study = DeviceStudy(decode, own, device.title, here, _name_of(device.profile))
-    warnings += _format_warnings(spec, hardware.dtypes)
+    warnings += [*_format_warnings(spec, hardware.dtypes), *_idle_kernels(scenario, hardware.dtypes)]
     warnings += format_warnings(scenario.dtype, scenario.dtypes, config)
     notes, serves = format_notes(scenario.dtype, config), isinstance(scenario, ServingScenario)
     return Parts(study, warnings, described, price, scenario, notes, hardware.power if serves else None)
+
+
+def _idle_kernels(scenario: Scenario, dtypes: Dtypes) -> Iterator[str]:
+    """Yields a warning for each host of a scenario's own with kernels that its formats have no use for."""
+    for place, strategy in enumerate(scenario.strategies if isinstance(scenario, ServingScenario) else ()):
+        host = host_of(strategy)
+        idle = [name for name in host.quantizes if name not in host.in_formats(dtypes).quantizes]
+        if idle and engine_of(strategy) is None:
+            says = f"{enumerated(idle)} {'has' if len(idle) == 1 else 'have'} no inputs of 8 bits here"
+            yield f"strategies[{place}].host.quantizes: {says}: nothing is added"
 
 
 def _rival(where: str, scenario: DecodeScenario, hardware: Hardware) -> decode.Bench | None:

@@ -271,13 +271,14 @@ def calibrate(
         ),
     ] = None,
     kinds: Annotated[
-        str,
+        str | None,
         typer.Option(
             "--kinds",
             metavar="KIND,..",
             help="of a card: these kinds of op (matmul, or matmul:fp8), or verbs, alone [all]",
+            show_default=False,
         ),
-    ] = "",
+    ] = None,
     results: Annotated[
         list[Path],
         typer.Option(
@@ -303,7 +304,8 @@ def calibrate(
 ) -> None:
     """Measure what ops cost on this machine and write its profile; or fit the host time of a service."""
     if results:
-        others = {"--on": on != "cpu", "--quick": quick, "--minutes": minutes is not None, "--kinds": kinds}
+        others = {"--on": on != "cpu", "--quick": quick, "--minutes": minutes is not None}
+        others |= {"--kinds": kinds is not None}
         if names := [name for name, given in others.items() if given]:
             raise InputError(f"{names[0]}: is for measuring; calibrate --from measures nothing")
         _calibrate_service([*results, *more], scenario, engine, settings, out)
@@ -318,7 +320,7 @@ def calibrate(
 
         within_s = 60.0 * (minutes or (QUICK_MINUTES if quick else MINUTES))
         target, profile = calibrate_card(out, quick, terminal.progress(), within_s=within_s, kinds=kinds)
-    elif minutes is not None or kinds:
+    elif minutes is not None or kinds is not None:
         name = "--kinds" if minutes is None else "--minutes"
         raise InputError(f"{name}: is for --on {CARD} only; --on {on} takes half a minute")
     else:

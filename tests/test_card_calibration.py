@@ -263,10 +263,10 @@ def test_one_number_format_is_measured_anew_by_itself(card: Callable[..., list[O
     card(nothing)
     target, table = tmp_path / "local", {kind: TABLE[kind] for kind in ("matmul", "sample")}
 
-    def renew(kinds: str) -> FittedProfile:
+    def renew(kinds: str | None) -> FittedProfile:
         return calibrate_card(target, True, quiet, table=table, within_s=60.0, kinds=kinds)[1]
 
-    before = renew("")
+    before = renew(None)
     seen = card(nothing)
     again = renew("matmul:fp8")
     assert {(op.kind, op.dtype) for op in seen} == {("matmul", "fp8")}
@@ -282,6 +282,17 @@ def test_one_number_format_is_measured_anew_by_itself(card: Callable[..., list[O
     new = counts["matmul", "fp8"] + counts["sample", "int32"] + counts["sample", "bf16"]
     assert births == [(("matmul:fp8", "sample"), new)]
     assert renew("sample").renewed[0].kinds == ("matmul:fp8",)
+    # Beside a kind that stays, what is renewed later takes nothing from it, and nothing twice.
+    wide = tmp_path / "wide"
+    table["norm"] = TABLE["norm"]
+    for kinds in (None, "matmul", "matmul:fp8", "sample"):
+        _, found = calibrate_card(wide, True, quiet, table=table, within_s=60.0, kinds=kinds)
+    births = [(each.kinds, each.birth.points) for each in found.renewed]
+    assert births == [
+        (("matmul",), of_all - counts["matmul", "fp8"]),
+        (("matmul:fp8",), counts["matmul", "fp8"]),
+        (("sample",), Counter(point.kind for point in found.points)["sample"]),
+    ]
     with pytest.raises(InputError, match=r"--kinds: unknown name 'sample:fp8'"):
         renew("sample:fp8")
 

@@ -2,20 +2,23 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 import yaml
+from pydantic import ValidationError
 
 from simcore.assembly import assemble
 from simcore.devices.spec import load_device
 from simcore.input.files import InputError
+from simcore.ops import op as ops
 from simcore.ops.op import Floor, Op, Price, Work
 from simcore.scenario import load_scenario, parse_scenario, resolved
 from simcore.sim.runs import span_by_span
 from simcore.studies.one_device import DeviceStudy
 from simcore.studies.serving.engines.presets import load_engine
+from simcore.studies.serving.engines.products import Engine, Products, products
 from simcore.studies.serving.host_time import HostTime, _WayOut, with_engine
 from simcore.studies.serving.runner import Bench, Result
 from simcore.studies.serving.strategies import label
@@ -199,7 +202,8 @@ def test_inputs_of_8_bits_take_kernels_of_their_own_where_an_engine_says_so() ->
     moved = 3.0 * prompt * (config.hidden + config.intermediate) * config.layers
     assert 1.0 <= longer_s * load_device("h200-sxm").hbm_bytes_per_s / moved < 1.5
     assert ttft_s("bf16", host) == ttft_s("bf16", {})
-    assert str(HostTime(**host)) == "own kernels for the inputs of o, down in 8 bits"
+    assert str(HostTime(**host)) == "quantizes o, down"
+    assert HostTime(quantizes=("down", "o", "down")) == HostTime(quantizes=("o", "down"))
 
 
 def test_no_host_time_is_no_change() -> None:
@@ -208,8 +212,16 @@ def test_no_host_time_is_no_change() -> None:
 
 
 def test_a_real_machine_has_a_host_of_its_own() -> None:
-    for host, reason in (({}, None), (FRONT, "host: a real machine takes the time of its own host")):
-        bench = bench_of(CONTINUOUS | {"host": host})
+    """Kernels of an engine's that its formats do not have are no host of another's."""
+    says = "host: a real machine takes the time of its own host"
+    kernels = {"quantizes": ["o"], "products_of": "vllm-0.19"}
+    for host, dtype, reason in (
+        ({}, "bf16", None),
+        (FRONT, "bf16", says),
+        (kernels, "bf16", None),
+        (kernels, "fp8", says),
+    ):
+        bench = bench_of(CONTINUOUS | {"host": host}, dtype=dtype)
         # Any other start of runs than the simulator's is a real machine's.
         real = replace(bench.hardware, start=span_by_span)
         measured = replace(bench, hardware=real)
@@ -336,6 +348,50 @@ def test_an_op_s_factor_is_that_of_what_bounds_it(floor: Floor, ranks: int, fact
     assert priced(fast).seconds == pytest.approx(floor.seconds)
 
 
+@pytest.mark.parametrize(
+    ("rows", "times"),
+    [(1, 0.952), (256, 1.312), (400, (1 - 143 / 255) * 3.165 + 143 / 255 * 1.131), (10**6, 1.031)],
+)
+def test_an_engine_s_own_products_take_what_its_table_says_at_their_rows(rows: int, times: float) -> None:
+    """On a line between two numbers of rows; beyond the last as there. Other ops and formats stay."""
+    marks = HostTime(products_of="vllm-0.19", memory_factor=2.0).marks
+    price = with_engine(plain_price, lambda op: Floor(0.0, 1e-9, 0.0))
+
+    def factor(op: Op) -> float:
+        return price(replace(op, shape=(*op.shape, *marks))).seconds / plain_price(op).seconds
+
+    assert factor(ops.matmul("qkv", m=rows, n=8, k=8, dtype="fp8")) == pytest.approx(2.0 * times)
+    assert factor(ops.matmul("qkv", m=rows, n=8, k=8, dtype="bf16")) == pytest.approx(2.0)
+    assert factor(ops.norm("norm", tokens=rows, hidden=8, dtype="fp8")) == pytest.approx(2.0)
+
+
+def test_kernels_that_formats_have_no_use_for_are_named() -> None:
+    """Not those that an engine brings along."""
+    for dtype, named in (("bf16", "o and down have no inputs"), ("fp8", "")):
+        given = CONTINUOUS | {"host": {"quantizes": ["o", "down"]}}
+        both = document(given, dtype=dtype) | {"strategies": [given, CONTINUOUS | {"engine": "sglang"}]}
+        found = [text for text in assemble(parse_scenario(both, "x"), "x").warnings if "quantizes" in text]
+        assert len(found) == bool(named)
+        assert all(f"strategies[0].host.quantizes: {named} of 8 bits here" in text for text in found)
+
+
+def test_whose_products_are_taken_matters_in_their_formats_alone() -> None:
+    """So that a service in bf16 is priced once, whichever engine it has."""
+    theirs, ours = HostTime(products_of="vllm-0.19"), HostTime()
+    for dtype, differ in (("bf16", False), ("fp8", True)):
+        bench = bench_of({"kind": "continuous_batching"}, dtype=dtype)
+        assert (bench.model(1, theirs) is not bench.model(1, ours)) == differ
+    assert str(theirs) == "products of vllm-0.19"
+
+
+def test_tables_of_products_are_of_known_engines_and_ascend() -> None:
+    assert [*products()] == [*get_args(Engine)]
+    with pytest.raises(ValidationError, match="rows: have to ascend, with a time each"):
+        Products((2, 1), (1.0, 1.0), "made up")
+    with pytest.raises(ValidationError, match="rows: have to ascend, with a time each"):
+        Products((1, 2), (1.0,), "made up")
+
+
 def test_factors_of_one_leave_a_model_s_ops_alone() -> None:
     assert HostTime(**dict.fromkeys(FACTORS, 1.0)).marks == ()
 
@@ -398,7 +454,7 @@ def test_a_file_of_one_s_own_stands_on_its_base(tmp_path: Path) -> None:
     parts = assemble(found, "host")
     (strategy,) = parts.scenario.strategies  # type: ignore[union-attr]
     # The scenario's field, then the file's, then those of vLLM 0.19 on this card.
-    assert strategy.host == HostTime(step_s=2e-3, request_s=4e-3, quantizes=("o",))  # type: ignore[union-attr]
+    assert strategy.host == HostTime(step_s=2e-3, request_s=4e-3, products_of="vllm-0.19", quantizes=("o",))  # type: ignore[union-attr]
     assert strategy.token_budget == [8192]  # type: ignore[union-attr]
     assert label(strategy).startswith("my-service, 8,192 tokens a step, up to 1024, host 2 ms")  # type: ignore[arg-type]
     again = parse_scenario(yaml.safe_load(yaml.safe_dump(resolved(parts.scenario))), "again")

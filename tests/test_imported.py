@@ -2,10 +2,12 @@
 
 import json
 import math
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations, product
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -24,6 +26,7 @@ from simcore.devices.spec import DeviceSpec, load_device
 from simcore.input.files import InputError
 from simcore.ops import op as ops
 from simcore.ops.op import Op
+from simcore.studies.serving.engines.products import products
 from tests.command_line import call
 from tests.thorough import slow
 
@@ -326,6 +329,25 @@ def test_an_op_of_each_kind_is_read_as_the_calibration_writes_it() -> None:
         op = op_of(kind, point.shape, point.dtype, "here")
         assert shape_text(op) == point.shape
         assert floor(op).seconds == pytest.approx(point.floor_s, rel=1e-9)
+
+
+@slow
+@pytest.mark.skipif(not TABLES.is_dir(), reason="tables of an H200's op times are not beside this checkout")
+def test_an_engine_s_products_are_those_of_its_op_times() -> None:
+    """The medians of `engines/products.yaml`: latency less the rounding of the input, over the price."""
+    price = pricer(load_device("h200-sxm"), profile=load_profile("h200-sxm", "local"))
+    whole = read_table(next(TABLES.glob("*gemm_perf.parquet")))
+    theirs, times = products()["vllm-0.19"]["fp8"], defaultdict[int, list[float]](list)
+    assert set(theirs.rows) == {each.op["m"] for each in whole.timed if each.op.dtype == "fp8"}
+    asked = {*theirs.rows[::6], 129, 257, 513}
+    for each in whole.timed:
+        rows, inputs = each.op["m"], each.op["k"]
+        if each.op.dtype == "fp8" and rows in asked and 16e6 <= each.op["n"] * inputs <= 600e6:
+            rounded_s = price(ops.quantize("inputs", tokens=rows, width=inputs, dtype="fp8")).seconds
+            times[rows].append((each.seconds - rounded_s) / price(each.op).seconds)
+    assert {len(each) for each in times.values()} == {170}
+    for rows, each in times.items():
+        assert median(each) == pytest.approx(theirs.at(rows), abs=0.002), rows
 
 
 @slow

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simcore.models.decoder import STYLES, Decoder, Dtypes, Style, why_not
+from simcore.models.decoder import STYLES, Decoder, Dtypes, Style, quantized_of, why_not
 from simcore.models.decoder_config import DecoderConfig, ModelError, config_from_hugging_face, load_config
 from simcore.models.mixers import FULL
 from simcore.models.served_decoder import ServedDecoder
@@ -383,6 +383,10 @@ def test_a_kernel_of_its_own_makes_inputs_8_bits_where_the_op_before_does_not() 
     assert (narrow["tokens"], narrow["width"]) == (3, config.hidden // 2)
     in_bf16 = Dtypes("bf16")
     assert replace(own, dtypes=in_bf16).layer(FULL) == replace(plain, dtypes=in_bf16).layer(FULL)
+    # One of the two is enough.
+    for matrix in ("gate", "up"):
+        other = Dtypes("fp8", each=((matrix, "bf16"),))
+        assert quantized_of(other, ("gate_up", "o")) == ("gate_up", "o")
     # One input, whether gate and up are one product or two.
     apart = replace(own, style="scatter_gather", dtypes=Dtypes("int8"))
     names = [op.name for op in apart.layer(FULL) if op.kind in ("quantize", "matmul")]

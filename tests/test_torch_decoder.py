@@ -262,7 +262,7 @@ def test_every_kind_that_is_launched_has_a_kernel_in_every_format(dtype: str) ->
     served = replace(served, dtypes=model.dtypes)
     graphs = [model.token_step, model.speculate, model.receive, served.mixed, served.move]
     kinds = {op.kind: op.at(sizes) for graph in graphs for op in graph.ops}
-    # A machine's products take inputs of their own format.
+    # Machines compute in no format of 8 bits, which alone have `quantize`.
     assert set(DECODER) == {*kinds, "quantize"}
     assert DECODER.keys() <= TABLE.keys()
     for kind, op in kinds.items():

@@ -57,7 +57,7 @@ def quantize(x: Tensor, scale: Tensor) -> Tensor:
 
 def _inputs(op: Op, generator: torch.Generator, device: torch.device) -> tuple[Tensor, ...]:
     x = torch.randn(op["tokens"], op["width"], generator=generator, device=device).to(torch.bfloat16)
-    # A power of two: the product is exact in every format.
+    # A power of two: nothing is rounded before the number becomes fp8.
     return x, torch.full((1,), 0.25, device=device)
 
 

@@ -39,6 +39,8 @@ from simcore.ops import op as ops
 from simcore.ops.op import DTYPE_BYTES, Dim, Graph, Op, Publication, Size
 
 Style = Literal["all_reduce", "scatter_gather", "fused_gather"]
+# Matrices that are multiplied.
+MATRICES = ("qkv", "o", "gate", "up", "down", "lm_head")
 # A layer's products, as engines launch them.
 Quantized = Literal["qkv", "o", "gate_up", "down"]
 # Formats whose products have inputs of 8 bits; these take as long to make in one as in another.
@@ -66,8 +68,10 @@ class Dtypes:
 
 def quantized_of(dtypes: Dtypes, names: Iterable[Quantized]) -> tuple[Quantized, ...]:
     """Those of some products whose inputs have 8 bits, each once and in one order."""
-    weights = {name: dtypes.of("up" if name == "gate_up" else name) for name in names}
-    return tuple(sorted(name for name, dtype in weights.items() if dtype in OF_8_BITS))
+    matrices = {name: ("gate", "up") if name == "gate_up" else (name,) for name in names}
+    return tuple(
+        sorted(name for name, each in matrices.items() if OF_8_BITS.intersection(map(dtypes.of, each)))
+    )
 
 
 def why_not(config: DecoderConfig, ranks: int) -> str | None:
@@ -105,7 +109,8 @@ class Decoder:
     `parts`: a layer is priced as attention and one non-attention part, as published per-layer measurements
     give it; the whole non-attention part then comes after attention. `outside`: with embedding, last norm, LM
     head and greedy choice; without it layers alone, residual stream in and out. `quantized`: products whose
-    inputs, if they are of 8 bits, a kernel of its own makes so; those of others the op before does.
+    inputs, if they are of 8 bits, a kernel of its own makes so; those of others the op before does, and
+    always those of an `o` that gathers heads itself (fused_gather).
     Raises ModelError if the model cannot be sharded over `ranks`. Of a hybrid, whose layers differ, `layer`
     and `token_step` are the graphs; those of one layer for all (`before`, `attend`, `after` and what holds
     them) raise ModelError.

@@ -73,7 +73,7 @@ def format_notes(dtype: str | None, config: DecoderConfig) -> list[str]:
     )
     if any(format_ not in WEIGHT_ONLY_BYTES for _, format_ in quantized.formats):
         texts.append(
-            "activations are 8 bits on their way to products of 8 bits; kernels of an engine that make them so"
-            " are priced where its host says quantizes"
+            "inputs of products of 8 bits have 8 bits too; what makes them so in an engine is priced where"
+            " its host says quantizes"
         )
     return [f"model {config.name}: {text}" for text in texts]

@@ -389,7 +389,8 @@ def _matmul(op: Op) -> Work:
 
 
 def matmul(name: str, *, m: Dim, n: int, k: int, dtype: str) -> Op:
-    """y[m, n] = x[m, k] @ W[k, n]; `dtype` is the format of the weights, activations are bf16."""
+    """y[m, n] = x[m, k] @ W[k, n]; `dtype` is the format of the weights. Activations count as bf16, x before
+    weights of 8 bits too."""
     return Op("matmul", name, (("m", m), ("n", n), ("k", k)), dtype, _matmul)
 
 

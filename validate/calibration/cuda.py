@@ -104,7 +104,7 @@ def calibrate_card(
     *,
     table: Mapping[str, Kernel] = ON_CARDS,
     within_s: float,
-    kinds: str = "",
+    kinds: str | None = None,
 ) -> tuple[Path, FittedProfile]:
     """Measures, fits and writes the profile folder `target` (default: the device's own), completely or not at
     all; returns both. Shapes that are not reached `within_s` are left out and noted. `kinds`: names of kinds
@@ -113,8 +113,8 @@ def calibrate_card(
     InputError if there is no CUDA card, if the catalogue lacks it, or if there is no profile to renew kinds
     of."""
     begun_s = time.perf_counter()
-    few = named("--kinds", kinds, (*table, VERBS, *_in_formats(table)), needed=bool(kinds))
     device = this_card()
+    few = _few_of(kinds, table)
     target = target or profile_path(device)
     check_target(target, device)
     if few:
@@ -126,7 +126,8 @@ def calibrate_card(
     reached = card_measure.rates(card)
     torch.cuda.empty_cache()
     # A measurement of few kinds neither takes nor ends what an interrupted one of all has left.
-    unfinished = partial_of(target.with_name(f"{target.name}-{'-'.join(sorted(few))}") if few else target)
+    of_few = "-".join(sorted(few)).replace(":", "-")
+    unfinished = partial_of(target.with_name(f"{target.name}-{of_few}") if few else target)
     measuring = Measuring(device, unfinished, table, card)
     measured_s = within_s - (0.0 if few else min(ENDING_S, ENDING_SHARE * within_s))
     left_out = measure_all(few or table, quick, measuring, progress, begun_s + measured_s)
@@ -438,11 +439,19 @@ def shapes_of(kinds: Collection[str], quick: bool) -> list[tuple[Op, Role]]:
     return [(op, role) for op, role in meant if card_measure.has_format(op)]
 
 
+def _few_of(kinds: str | None, table: Collection[str]) -> list[str]:
+    """Returns what is to be measured anew; nothing where all is. Raises InputError for an unknown name."""
+    if kinds is None:
+        return []
+    return named("--kinds", kinds, (*table, VERBS, *_in_formats(table)), needed=True)
+
+
 def _in_formats(kinds: Collection[str]) -> Iterator[str]:
-    """Yields the names in one format each of kinds of op that are measured in several."""
+    """Yields the names in one format each of kinds of op that this card is measured in several of."""
     formats: dict[str, set[str]] = {}
     for op in grid({*kinds}):
-        formats.setdefault(op.kind, set()).add(op.dtype)
+        if card_measure.has_format(op):
+            formats.setdefault(op.kind, set()).add(op.dtype)
     for kind, each in formats.items():
         if len(each) > 1:
             yield from (in_format(kind, dtype) for dtype in sorted(each))

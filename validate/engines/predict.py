@@ -85,7 +85,7 @@ def scenario_of(row: Row, profile: str, host: HostTime = NO_HOST_TIME) -> Servin
         "ahead": known.ahead,
         "prefix_caching": known.distinct_prompts is not None,
         "ranks": row.ranks,
-        "host": {**host.numbers, "quantizes": row.series.quantizes},
+        "host": {**host.numbers, "products_of": row.series.products_of, "quantizes": row.series.quantizes},
     }
     wait = known.wait
     if wait is not None and wait.lengths == row.lengths and row.ranks < wait.below_ranks:

@@ -25,8 +25,9 @@ client sends its next request only after the last token of its answer: a way out
 sequences out of the engine.
 
 The factors are for kernels that are not those of the profile: libraries of one engine and version are faster
-or slower than others on the same card. `quantizes` names the products before which an engine launches a
-kernel more.
+or slower than others on the same card. Where an engine's op times are public, `products_of` takes its
+products by their rows (`engines/products.py`). `quantizes` names the products before which an engine launches
+a kernel more.
 
 A step of prompts alone has one sequence at least. Instances that share a device share its host too: their
 steps wait for each other's host time as for each other's ops.
@@ -38,14 +39,15 @@ to a version of an engine on some machine. `simcore calibrate --from` fits them 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Protocol
+from typing import Annotated, Protocol, get_args
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from simcore.input.fields import Strict
-from simcore.models.decoder import Quantized
+from simcore.models.decoder import MATRICES, Dtypes, Quantized, quantized_of
 from simcore.ops.op import Floor, Op, Price, Pricer, Roofline, Size, Work
 from simcore.sim.simulation import Route
+from simcore.studies.serving.engines.products import Engine, formats_of, product_times
 from simcore.workload.requests import STEP, Journal, Request
 
 # The kind of the op that stands for the host's part of a step. Its costs are whole nanoseconds in its shape,
@@ -53,9 +55,12 @@ from simcore.workload.requests import STEP, Journal, Request
 HOST_STEP = "host_step"
 NS = 1e-9
 # The entries of an op's shape that say by how much an engine's kernels differ, in whole PARTS of the factor.
+# The last says whose kernels products are: a place in `ENGINES`, counted from 1, or 0 for the profile's.
 BY_ARITHMETIC, BY_MEMORY, BY_MEETING = "arithmetic_parts", "memory_parts", "collective_parts"
+KERNELS_OF = "kernels_of"
+ENGINES = get_args(Engine)
 PARTS = 1e-6
-MARKS = 3
+MARKS = 4
 # Prices that are kept for other factors.
 MOST_KNOWN = 1 << 16
 # No host takes longer for any of them.
@@ -96,12 +101,22 @@ class HostTime(Strict):
         default=1.0, description="times of ops in which several ranks meet, as multiples of the profile's"
     )
 
+    products_of: Engine | None = Field(
+        default=None, description="the engine whose kernels products are, where its op times are public"
+    )
     quantizes: tuple[Quantized, ...] = Field(
         default=(),
         # A list of YAML becomes a tuple, so that a host can be a key.
         strict=False,
         description="products of 8 bits whose inputs a kernel of its own makes; of others the op before does",
     )
+
+    @field_validator("quantizes")
+    @classmethod
+    def _in_order(cls, names: tuple[Quantized, ...]) -> tuple[Quantized, ...]:
+        """Each name once, as a layer has them."""
+        return tuple(name for name in get_args(Quantized) if name in names)
+
     tpot_within: Share = Field(
         default=0.0,
         description="share of TPOT within which 90 % of runs are of their prediction, 0 if unknown",
@@ -127,17 +142,29 @@ class HostTime(Strict):
     @property
     def numbers(self) -> dict[str, float]:
         """All of it that is measured, by name."""
-        return self.model_dump(exclude={"quantizes"})
+        return {name: value for name, value in self if isinstance(value, float)}
+
+    def in_formats(self, dtypes: Dtypes) -> "HostTime":
+        """Returns what of it matters to a model in these number formats: kernels that it does not launch are
+        left out."""
+        theirs = {dtypes.of(matrix) for matrix in MATRICES} & formats_of(self.products_of)
+        kernels = {
+            "products_of": self.products_of if theirs else None,
+            "quantizes": quantized_of(dtypes, self.quantizes),
+        }
+        return self.model_copy(update=kernels)
 
     @property
     def marks(self) -> tuple[tuple[str, int], ...]:
         """What the shape of each op of a model gets, by which `with_engine` knows the factors; nothing if
         all are 1."""
         factors = (self.arithmetic_factor, self.memory_factor, self.collective_factor)
-        if {*factors} == {1.0}:
+        if {*factors} == {1.0} and self.products_of is None:
             return ()
         names = (BY_ARITHMETIC, BY_MEMORY, BY_MEETING)
-        return tuple((name, round(factor / PARTS)) for name, factor in zip(names, factors, strict=True))
+        parts = [(name, round(factor / PARTS)) for name, factor in zip(names, factors, strict=True)]
+        own = 0 if self.products_of is None else 1 + ENGINES.index(self.products_of)
+        return (*parts, (KERNELS_OF, own))
 
     def within(self, figure: str) -> float:
         """Returns the share within which 90 % of runs are of the prediction of a figure."""
@@ -166,11 +193,14 @@ class HostTime(Strict):
         front += f", {late_us:.4g} us a token beside others" if late_us else ""
         steps = f"host {step_ms:.4g} ms a step + {sequence_us:.4g} us a sequence"
         out = f"way out {1e6 * self.answer_token_s:.4g} us a token"
+        theirs = f"products of {self.products_of}"
         ops = f"ops x {self.arithmetic_factor:.4g} (arithmetic), x {self.memory_factor:.4g} (memory)"
         ops += f", x {self.collective_factor:.4g} (collectives)"
         parts = [steps] * self.in_steps + [front] * self.in_front + [out] * bool(self.answer_token_s)
-        own = f"own kernels for the inputs of {', '.join(self.quantizes)} in 8 bits"
-        return ", ".join(parts + [ops] * bool(self.marks) + [own] * bool(self.quantizes)) or "no host time"
+        own = f"quantizes {', '.join(self.quantizes)}"
+        factors = {self.arithmetic_factor, self.memory_factor, self.collective_factor}
+        parts += [ops] * (factors != {1.0}) + [theirs] * bool(self.products_of) + [own] * bool(self.quantizes)
+        return ", ".join(parts) or "no host time"
 
 
 NO_HOST_TIME = HostTime()
@@ -183,7 +213,7 @@ def _no_work(op: Op) -> Work:
 
 def with_engine(price: Pricer, roofline: Roofline) -> Pricer:
     """Returns prices that know the op HOST_STEP too, by the costs in its shape, and ops with `marks`, by the
-    factors in theirs."""
+    factors and the kernels in theirs."""
 
     plain: dict[Op, tuple[Price, float, str]] = {}
 
@@ -199,7 +229,9 @@ def with_engine(price: Pricer, roofline: Roofline) -> Pricer:
                 plain.clear()
             plain[unmarked] = _bounded(unmarked, price(unmarked), roofline(unmarked))
         found, least, by = plain[unmarked]
-        return found.times(max(PARTS * op[by], least))
+        own = op[KERNELS_OF]
+        factor = PARTS * op[by] * (product_times(ENGINES[own - 1], unmarked) if own else 1.0)
+        return found.times(max(factor, least))
 
     return priced
 

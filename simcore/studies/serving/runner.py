@@ -15,7 +15,7 @@ from simcore.input.files import InputError
 from simcore.machine import laws
 from simcore.machine.machine import Machine, Program
 from simcore.machine.trace import Trace
-from simcore.models.decoder import TENSOR, quantized_of
+from simcore.models.decoder import TENSOR
 from simcore.models.decoder_config import DecoderConfig
 from simcore.models.served_decoder import ROWS, ServedDecoder
 from simcore.ops.op import Pricer, SourceKind
@@ -207,12 +207,11 @@ class Bench:
         cannot be sharded so."""
         hardware = self.hardware
         # Hosts that differ in nothing that this model has share its graphs and their prices.
-        quantized = quantized_of(hardware.dtypes, host.quantizes)
-        host = host.of_steps.model_copy(update={"quantizes": quantized})
+        host = host.of_steps.in_formats(hardware.dtypes)
         if (ranks, host) not in self.models:
             style, ops = hardware.style(ranks), host.ops(ROWS)
             self.models[ranks, host] = ServedDecoder(
-                self.config, ranks, hardware.dtypes, style, hardware.whole, ops, host.marks, quantized
+                self.config, ranks, hardware.dtypes, style, hardware.whole, ops, host.marks, host.quantizes
             )
         return self.models[ranks, host]
 

@@ -308,7 +308,8 @@ def _unusual(strategy: ContinuousBatching) -> list[str]:
     if odd("wait_steps"):
         words.append(f"waiting {strategy.wait_steps} steps for {strategy.wait_tokens:,} tokens")
     if odd("host"):
-        words.append(str(strategy.host))
+        # Without its engine's kernels it has those of the profile.
+        words.append(str(strategy.host) if strategy.host != NO_HOST_TIME else "no host time, plain kernels")
     if odd("memory"):
         words.append(_memory(strategy.memory, [each.memory for each in shipped]))
     return words

@@ -158,7 +158,8 @@ def _refusal_of(bench: Bench, case: Case) -> str | None:
     if hardware.measured and case.axes.devices > hardware.max_devices:
         return f"{case.axes.label}: devices: {case.axes.devices} are more than the one of this machine"
     reason = hardware.usable(ranks)
-    if hardware.measured and host_of(case.strategy) != NO_HOST_TIME:
+    # An engine's kernels matter in their formats alone, in which no machine computes.
+    if hardware.measured and host_of(case.strategy).in_formats(hardware.dtypes) != NO_HOST_TIME:
         reason = "host: a real machine takes the time of its own host; leave it out, or run on sim"
     if case.scaling is not None:
         reason = _no_scaling(case.scaling, case.servers, measured=hardware.measured) or reason
