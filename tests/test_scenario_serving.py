@@ -174,7 +174,7 @@ def test_defaults_are_written_out_and_the_result_is_a_scenario_again() -> None:
     costs = ("step_s", "sequence_s", "request_s", "prompt_token_s", "prompt_token_late_s", "answer_token_s")
     no_host: dict[str, Any] = dict.fromkeys(costs, 0.0)
     no_host |= dict.fromkeys(("arithmetic_factor", "memory_factor", "collective_factor"), 1.0)
-    no_host |= {"quantizes": [], "tpot_within": 0.0, "ttft_within": 0.0}
+    no_host |= {"products_of": None, "quantizes": [], "tpot_within": 0.0, "ttft_within": 0.0}
     assert written["strategies"][1] == {
         "kind": "dynamic_batching", "window_s": [0.5], "max_batch": [32], "ranks": [1], "host": no_host,
     }  # fmt: skip
