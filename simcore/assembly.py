@@ -52,6 +52,7 @@ from simcore.studies.operators.scenario import (
 )
 from simcore.studies.published import Published, read_figures
 from simcore.studies.serving.engines.presets import pinned, with_engines
+from simcore.studies.serving.engines.products import formats_measured
 from simcore.studies.serving.host_time import with_engine
 from simcore.studies.serving.published import ServingPublished
 from simcore.studies.serving.scenario import Groups, ServerGroup, ServingScenario, SharedMemory
@@ -393,10 +394,14 @@ def _idle_kernels(scenario: Scenario, dtypes: Dtypes) -> Iterator[str]:
     """Yields a warning for each host of a scenario's own with kernels that its formats have no use for."""
     for place, strategy in enumerate(scenario.strategies if isinstance(scenario, ServingScenario) else ()):
         host = host_of(strategy)
-        idle = [name for name in host.quantizes if name not in host.in_formats(dtypes).quantizes]
+        used, where = host.in_formats(dtypes), f"strategies[{place}].host"
+        idle = [name for name in host.quantizes if name not in used.quantizes]
         if idle and engine_of(strategy) is None:
             says = f"{enumerated(idle)} {'has' if len(idle) == 1 else 'have'} no inputs of 8 bits here"
-            yield f"strategies[{place}].host.quantizes: {says}: nothing is added"
+            yield f"{where}.quantizes: {says}: nothing is added"
+        if host.products_of != used.products_of and engine_of(strategy) is None:
+            formats = enumerated(sorted(formats_measured(host.products_of)))
+            yield f"{where}.products_of: no product here is in {formats}: nothing changes"
 
 
 def _rival(where: str, scenario: DecodeScenario, hardware: Hardware) -> decode.Bench | None:

@@ -18,7 +18,7 @@ from simcore.scenario import load_scenario, parse_scenario, resolved
 from simcore.sim.runs import span_by_span
 from simcore.studies.one_device import DeviceStudy
 from simcore.studies.serving.engines.presets import load_engine
-from simcore.studies.serving.engines.products import Engine, Products, products
+from simcore.studies.serving.engines.products import Measured, Products, products
 from simcore.studies.serving.host_time import HostTime, _WayOut, with_engine
 from simcore.studies.serving.runner import Bench, Result
 from simcore.studies.serving.strategies import label
@@ -363,6 +363,23 @@ def test_an_engine_s_own_products_take_what_its_table_says_at_their_rows(rows: i
     assert factor(ops.matmul("qkv", m=rows, n=8, k=8, dtype="fp8")) == pytest.approx(2.0 * times)
     assert factor(ops.matmul("qkv", m=rows, n=8, k=8, dtype="bf16")) == pytest.approx(2.0)
     assert factor(ops.norm("norm", tokens=rows, hidden=8, dtype="fp8")) == pytest.approx(2.0)
+    theirs = price(
+        replace(
+            ops.matmul("qkv", m=rows, n=8, k=8, dtype="fp8"), shape=(("m", rows), ("n", 8), ("k", 8), *marks)
+        )
+    )
+    table = products()["vllm-0.19"]["fp8"]
+    assert theirs.source == "published"
+    assert theirs.low_s / theirs.seconds == pytest.approx(table.low * 3.0 / 4.0)
+    assert theirs.high_s / theirs.seconds == pytest.approx(table.high * 5.0 / 4.0)
+
+
+def test_an_engine_s_own_products_are_no_faster_than_the_datasheet_allows() -> None:
+    """At a row the table has 0.952; 4 us are at 3.9 us of bound already."""
+    marks = HostTime(products_of="vllm-0.19").marks
+    op = ops.matmul("qkv", m=1, n=8, k=8, dtype="fp8")
+    price = with_engine(plain_price, lambda op: Floor(0.0, 3.9e-6, 0.0))
+    assert price(replace(op, shape=(*op.shape, *marks))).seconds == pytest.approx(3.9e-6)
 
 
 def test_kernels_that_formats_have_no_use_for_are_named() -> None:
@@ -375,6 +392,15 @@ def test_kernels_that_formats_have_no_use_for_are_named() -> None:
         assert all(f"strategies[0].host.quantizes: {named} of 8 bits here" in text for text in found)
 
 
+def test_products_that_formats_have_no_use_for_are_named() -> None:
+    for dtype, named in (("bf16", True), ("fp8", False)):
+        given = CONTINUOUS | {"host": {"products_of": "vllm-0.19"}}
+        found = assemble(parse_scenario(document(given, dtype=dtype), "x"), "x").warnings
+        assert (
+            any("strategies[0].host.products_of: no product here is in fp8" in one for one in found) == named
+        )
+
+
 def test_whose_products_are_taken_matters_in_their_formats_alone() -> None:
     """So that a service in bf16 is priced once, whichever engine it has."""
     theirs, ours = HostTime(products_of="vllm-0.19"), HostTime()
@@ -385,11 +411,13 @@ def test_whose_products_are_taken_matters_in_their_formats_alone() -> None:
 
 
 def test_tables_of_products_are_of_known_engines_and_ascend() -> None:
-    assert [*products()] == [*get_args(Engine)]
-    with pytest.raises(ValidationError, match="rows: have to ascend, with a time each"):
-        Products((2, 1), (1.0, 1.0), "made up")
-    with pytest.raises(ValidationError, match="rows: have to ascend, with a time each"):
-        Products((1, 2), (1.0,), "made up")
+    assert [*products()] == [*get_args(Measured)]
+    for rows, factors in (((2, 1), (1.0, 1.0)), ((1, 2), (1.0,)), ((), ())):
+        with pytest.raises(ValidationError, match="rows: have to ascend, with a factor each"):
+            Products(rows, factors, 1.0, 1.0, "made up")
+    for low, high in ((1.1, 1.2), (0.8, 0.9), (0.0, 1.0)):
+        with pytest.raises(ValidationError, match="low, high: are"):
+            Products((1,), (1.0,), low, high, "made up")
 
 
 def test_factors_of_one_leave_a_model_s_ops_alone() -> None:

@@ -198,11 +198,11 @@ def test_code_of_another_name_is_other_code_and_none_is_none(
     monkeypatch.setattr(kept, "ROOT", tmp_path)
     assert kept.code_digest.__wrapped__() is None
     found: set[str | None] = set()
-    for name in ("a.py", "b.py"):
+    for name in ("a.py", "b.py", "products.yaml"):
         (tmp_path / name).write_text("a = 1\n")
         found.add(kept.code_digest.__wrapped__())
         (tmp_path / name).unlink()
-    assert len(found - {None}) == 2
+    assert len(found - {None}) == 3
 
 
 @slow

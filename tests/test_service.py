@@ -142,6 +142,8 @@ def test_a_service_s_constants_are_found_again(tmp_path: Path, detailed: bool) -
     assert host.request_s + 500 * host.prompt_token_s == pytest.approx(wanted_s, rel=0.15)
     written = load_engine(str(out))
     assert (written.base, written.engine, written.name) == ("vllm-0.19", "vllm", "ours")
+    # The scenario has none of its base's kernels.
+    assert (host.products_of, host.quantizes) == (None, ())
     assert "held back" in written.sources["host"]
     # A scenario takes it by its name.
     named = yaml.safe_load((tmp_path / "service.yaml").read_text())

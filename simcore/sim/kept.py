@@ -106,10 +106,11 @@ def cache_folder() -> Path | None:
 
 @cache
 def code_digest() -> str | None:
-    """A digest of the code that prices depend on; None if it cannot be read."""
+    """A digest of the code that prices depend on, and of its tables; None if it cannot be read."""
     digest = hashlib.sha256()
     # `devices` may be a link, which rglob does not follow.
-    files = sorted({path for room in (ROOT, ROOT / "devices") for path in room.rglob("*.py")})
+    rooms, names = (ROOT, ROOT / "devices"), ("*.py", "products.yaml")
+    files = sorted({path for room in rooms for name in names for path in room.rglob(name)})
     try:
         for path in files:
             digest.update(f"{path.name}\n".encode() + path.read_bytes())

@@ -18,7 +18,7 @@ from simcore.input.files import InputError
 from simcore.scenario import Scenario, parse_scenario, resolved
 from simcore.studies.one_device import DeviceStudy
 from simcore.studies.serving.engines.presets import own_of, preset_of
-from simcore.studies.serving.host_time import HostTime
+from simcore.studies.serving.host_time import KERNELS, HostTime
 from simcore.studies.serving.runner import Bench
 from simcore.studies.serving.scenario import ServingScenario
 from simcore.studies.serving.strategies import ContinuousBatching
@@ -96,9 +96,11 @@ def _service(scenario: Scenario, where: str) -> tuple[dict[str, Any], dict[str, 
         raise InputError(f"{where}: device: one device is needed")
     own = own_of(one.engine)
     fields, sources = (dict(own.fields), dict(own.sources)) if own else ({}, {})
-    fields.pop(HOST, None)
-    known = {"base": preset_of(one.engine), "fields": fields, "sources": sources}
-    return known, resolved(assemble(scenario, where).scenario)
+    document = resolved(assemble(scenario, where).scenario)
+    # The host time is fitted with these kernels, whichever the base has.
+    (strategy,) = document["strategies"]
+    fields[HOST] = {name: strategy[HOST][name] for name in KERNELS}
+    return {"base": preset_of(one.engine), "fields": fields, "sources": sources}, document
 
 
 class _Predict:
@@ -191,7 +193,7 @@ def _text(found: Calibrated, own: Mapping[str, Any], name: str, files: Sequence[
         "name": name,
         "base": own["base"],
         "description": f"{own['base']} with the host time of a service, fitted to {len(files)} of its runs",
-        "fields": {**own["fields"], HOST: {**own["fields"].get(HOST, {}), **found.host.numbers}},
+        "fields": {**own["fields"], HOST: {**own["fields"][HOST], **found.host.numbers}},
         "sources": {
             **own["sources"],
             HOST: f"fitted to {names} by simcore calibrate --from. {said or 'Nothing held back.'}",

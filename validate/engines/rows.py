@@ -24,7 +24,7 @@ from simcore.input.files import STRICT, Count, InputError, Share, read_cells, re
 from simcore.models.decoder import Quantized, why_not
 from simcore.models.decoder_config import DecoderConfig, load_config
 from simcore.ops.op import DTYPE_BYTES
-from simcore.studies.serving.engines.products import Engine
+from simcore.studies.serving.engines.products import Measured
 from simcore.validate import cells
 from simcore.validate.calibration.service import Times
 
@@ -82,7 +82,7 @@ class Series:
     budget_beyond_prompt: Count | None = None
     constants_of: str | None = None
     host_of: str | None = None
-    products_of: Engine | None = None
+    products_of: Measured | None = None
     quantizes: tuple[Quantized, ...] = ()
 
     @property

@@ -2,7 +2,8 @@
 clients.
 
     a step takes       the time of its ops + step_s + sequence_s * sequences that get a token in it
-    an op takes        the profile's time * a factor, never less than the datasheet's bound:
+    an op takes        the profile's time (of a product that `products_of` knows, that engine's) * a factor,
+                       never less than the datasheet's bound:
                            collective_factor if several ranks meet in it, arithmetic_factor if arithmetic
                            bounds it by the datasheet, else memory_factor
     a request enters   the engine when the front end is through with it. Requests pass it one by one, in the
@@ -47,7 +48,7 @@ from simcore.input.fields import Strict
 from simcore.models.decoder import MATRICES, Dtypes, Quantized, quantized_of
 from simcore.ops.op import Floor, Op, Price, Pricer, Roofline, Size, Work
 from simcore.sim.simulation import Route
-from simcore.studies.serving.engines.products import Engine, formats_of, product_times
+from simcore.studies.serving.engines.products import Measured, by_engine, formats_measured
 from simcore.workload.requests import STEP, Journal, Request
 
 # The kind of the op that stands for the host's part of a step. Its costs are whole nanoseconds in its shape,
@@ -55,14 +56,16 @@ from simcore.workload.requests import STEP, Journal, Request
 HOST_STEP = "host_step"
 NS = 1e-9
 # The entries of an op's shape that say by how much an engine's kernels differ, in whole PARTS of the factor.
-# The last says whose kernels products are: a place in `ENGINES`, counted from 1, or 0 for the profile's.
+# The last says whose kernels products are: a place in `MEASURED`, counted from 1, or 0 for the profile's.
 BY_ARITHMETIC, BY_MEMORY, BY_MEETING = "arithmetic_parts", "memory_parts", "collective_parts"
 KERNELS_OF = "kernels_of"
-ENGINES = get_args(Engine)
+MEASURED = get_args(Measured)
 PARTS = 1e-6
 MARKS = 4
 # Prices that are kept for other factors.
 MOST_KNOWN = 1 << 16
+# Fields that say which kernels an engine has; all others are numbers.
+KERNELS = ("products_of", "quantizes")
 # No host takes longer for any of them.
 MOST_S = 1e3
 Cost = Annotated[float, Field(ge=0.0, le=MOST_S)]
@@ -101,7 +104,7 @@ class HostTime(Strict):
         default=1.0, description="times of ops in which several ranks meet, as multiples of the profile's"
     )
 
-    products_of: Engine | None = Field(
+    products_of: Measured | None = Field(
         default=None, description="the engine whose kernels products are, where its op times are public"
     )
     quantizes: tuple[Quantized, ...] = Field(
@@ -147,7 +150,7 @@ class HostTime(Strict):
     def in_formats(self, dtypes: Dtypes) -> "HostTime":
         """Returns what of it matters to a model in these number formats: kernels that it does not launch are
         left out."""
-        theirs = {dtypes.of(matrix) for matrix in MATRICES} & formats_of(self.products_of)
+        theirs = {dtypes.of(matrix) for matrix in MATRICES} & formats_measured(self.products_of)
         kernels = {
             "products_of": self.products_of if theirs else None,
             "quantizes": quantized_of(dtypes, self.quantizes),
@@ -163,7 +166,7 @@ class HostTime(Strict):
             return ()
         names = (BY_ARITHMETIC, BY_MEMORY, BY_MEETING)
         parts = [(name, round(factor / PARTS)) for name, factor in zip(names, factors, strict=True)]
-        own = 0 if self.products_of is None else 1 + ENGINES.index(self.products_of)
+        own = 0 if self.products_of is None else 1 + MEASURED.index(self.products_of)
         return (*parts, (KERNELS_OF, own))
 
     def within(self, figure: str) -> float:
@@ -229,9 +232,11 @@ def with_engine(price: Pricer, roofline: Roofline) -> Pricer:
                 plain.clear()
             plain[unmarked] = _bounded(unmarked, price(unmarked), roofline(unmarked))
         found, least, by = plain[unmarked]
-        own = op[KERNELS_OF]
-        factor = PARTS * op[by] * (product_times(ENGINES[own - 1], unmarked) if own else 1.0)
-        return found.times(max(factor, least))
+        factor, own = PARTS * op[by], op[KERNELS_OF]
+        if not own:
+            return found.times(max(factor, least))
+        theirs = by_engine(MEASURED[own - 1], unmarked, found)
+        return theirs.times(max(factor, least * found.seconds / theirs.seconds if theirs.seconds else factor))
 
     return priced
 

@@ -1,12 +1,13 @@
-"""Times of products by an engine's own kernels, in those of the profile's prices.
+"""How many times as long products take by an engine's own kernels as by the profile's.
 
-    times = that of the op's rows, on a line between two numbers of rows that were measured
+    factor = that of the op's rows, on a line between two numbers of rows that were measured
 
-The tables, with their sources, are in `products.yaml`.
+The tables, with their sources and what is assumed, are in `products.yaml`.
 """
 
 from bisect import bisect_left
 from collections.abc import Mapping, Set
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Literal
@@ -14,33 +15,37 @@ from typing import Literal
 from pydantic.dataclasses import dataclass
 
 from simcore.input.files import STRICT, InputError, read_yaml, validated
-from simcore.ops.op import Op
+from simcore.ops.op import Op, Price
 
 TABLES = Path(__file__).resolve().parent / "products.yaml"
-# An engine and version whose op times are public.
-Engine = Literal["vllm-0.19"]
+# Engines and versions whose op times are public.
+Measured = Literal["vllm-0.19"]
 
 
 @dataclass(frozen=True, config=STRICT)
 class Products:
-    """One table; `rows` ascend."""
+    """One table; `rows` ascend. `low`, `high`: the middle 80 % of matrices, in shares of a factor."""
 
     rows: tuple[int, ...]
-    times: tuple[float, ...]
+    factors: tuple[float, ...]
+    low: float
+    high: float
     source: str
 
     def __post_init__(self) -> None:
-        if len(self.rows) != len(self.times) or [*self.rows] != sorted({*self.rows}) or not self.rows:
-            raise InputError("rows: have to ascend, with a time each")
+        if len(self.rows) != len(self.factors) or [*self.rows] != sorted({*self.rows}) or not self.rows:
+            raise InputError("rows: have to ascend, with a factor each")
+        if not 0.0 < self.low <= 1.0 <= self.high:
+            raise InputError(f"low, high: are {self.low:g}, {self.high:g}; 0 < low <= 1 <= high is needed")
 
     def at(self, rows: int) -> float:
-        """Returns the times of a product of so many rows."""
+        """Returns the factor of a product of so many rows."""
         place = bisect_left(self.rows, rows)
         if place == len(self.rows) or place == 0:
-            return self.times[min(place, len(self.rows) - 1)]
+            return self.factors[min(place, len(self.rows) - 1)]
         low, high = self.rows[place - 1], self.rows[place]
         share = (rows - low) / (high - low)
-        return (1.0 - share) * self.times[place - 1] + share * self.times[place]
+        return (1.0 - share) * self.factors[place - 1] + share * self.factors[place]
 
 
 @cache
@@ -54,13 +59,22 @@ class _Document:
     engines: dict[str, dict[str, Products]]
 
 
-def formats_of(engine: str | None) -> Set[str]:
+def formats_measured(engine: str | None) -> Set[str]:
     """Returns the number formats of an engine's table; none for None."""
     return {*products()[engine]} if engine is not None else set()
 
 
-def product_times(engine: str, op: Op) -> float:
-    """Returns by how much an op takes longer by an engine's kernels than by the profile's; 1 if it is no
+def by_engine(engine: str, op: Op, price: Price) -> Price:
+    """Returns the price of an op by an engine's kernels, from that by the profile's; the same if it is no
     product, or none in a format that its table has."""
     table = products()[engine].get(op.dtype) if op.kind == "matmul" else None
-    return 1.0 if table is None else table.at(op["m"])
+    if table is None:
+        return price
+    found = price.times(table.at(op["m"]))
+    return replace(
+        found,
+        low_s=table.low * found.low_s,
+        high_s=table.high * found.high_s,
+        source="published" if price.source in ("measured", "interpolated") else price.source,
+        detail=f"times as long as {engine}'s; {price.detail}",
+    )
