@@ -27,11 +27,13 @@ from simcore.validate.accuracy.fp8_products import (
     SHAPES,
     ways,
 )
+from simcore.validate.benchmarks.cases import Birth
 from simcore.validate.calibration.cuda_power import CAP_CASES
 from simcore.validate.calibration.power_fit import Row, cap_times
 
 COLUMNS = ("way", "m", "n", "k", "price_s", "rest_s", "load_s")
 MEASURED = Path(simcore.__file__).parents[1] / "validate" / "measured"
+BIRTH = Birth("a card", "580.1", "2", "3", "2026", "1980", "3201", 4.4e12, "x", 1e-6)
 SECONDS = {"rounded": 3.0, "alone": 2.0, "priced": 1.0}
 
 
@@ -95,6 +97,26 @@ def test_what_is_wrong_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_without_a_card_it_says_so() -> None:
     with pytest.raises(InputError, match="no CUDA device that multiplies fp8 is here"):
         fp8_products.main()
+
+
+def test_what_is_measured_is_kept_when_a_run_is_cut_off(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def cut_off(price: Any) -> Iterator[fp8_products.Measured]:
+        del price
+        for m in (512, 1024):
+            yield fp8_products.Measured("a model", "qkv", m, 8, 8, "priced", 1e-6, 1e-6, None, 0.0)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(fp8_products.torch.cuda, "is_available", lambda: True)
+    for name, found in (("has_fp8", True), ("this_card", "h200-sxm"), ("measure_card", None)):
+        monkeypatch.setattr(fp8_products, name, lambda *_, found=found: found)
+    monkeypatch.setattr(fp8_products, "birth", lambda card: BIRTH)
+    monkeypatch.setattr(fp8_products, "measured", cut_off)
+    with pytest.raises(KeyboardInterrupt):
+        fp8_products.main(tmp_path / "rows.csv")
+    rows = [row for _, row in cells.lines(tmp_path / "rows.csv", ("m", "way", "device"))]
+    assert [(row["m"], row["way"]) for row in rows] == [("512", "priced"), ("1024", "priced")]
 
 
 # -- what was measured ---------------------------------------------------------------------------------------

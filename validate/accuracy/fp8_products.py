@@ -141,11 +141,13 @@ def main(
     if not torch.cuda.is_available() or not has_fp8():
         raise InputError("no CUDA device that multiplies fp8 is here")
     name = this_card()
-    rows = list(measured(pricer(load_device(name), profile=fitted_profile(name, profile))))
     born = {**asdict(birth(measure_card(lambda text: None))), "cache_state": CACHE}
-    if out is not None:
-        kept = ("cache_state", *BORN)
-        write_csv([{**asdict(row), **{key: str(born[key]) for key in kept}} for row in rows], out)
+    kept, rows = {key: str(born[key]) for key in ("cache_state", *BORN)}, list[Measured]()
+    for row in measured(pricer(load_device(name), profile=fitted_profile(name, profile))):
+        rows.append(row)
+        if out is not None:
+            # As they come: a run of minutes may be cut off.
+            write_csv([{**asdict(each), **kept} for each in rows], out)
     for line in lines(rows):
         typer.echo(line)
 
