@@ -172,3 +172,16 @@ def test_the_time_left_goes_by_the_stage_and_not_by_all_that_came_before(
         "simulating 10 of 10",
         "crossovers: 1 of 3, about 12 s left",
     ]
+
+
+def test_a_search_whose_total_grows_tells_no_time_left(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock = [0.0]
+    monkeypatch.setattr("time.perf_counter", lambda: clock[0])
+    show = terminal.progress()
+    for clock[0], done, total in ((10.0, 5, 10), (20.0, 10, 12), (30.0, 11, 12)):
+        show("run", done, total)
+    monkeypatch.undo()
+    printed = capsys.readouterr().err.splitlines()
+    assert printed == ["run 5 of 10, about 10 s left", "run 10 of 12 so far", "run 11 of 12 so far"]
