@@ -48,7 +48,7 @@ from simcore.scenario import Scenario, json_schema, load_scenario, resolved, sce
 from simcore.sim.kept import cache_folder
 from simcore.studies.decode.scenario import DecodeStrategies
 from simcore.studies.processes import cores
-from simcore.studies.serving.engines.presets import engine_names, load_engine
+from simcore.studies.serving.engines.presets import described, engine_names, load_engine
 from simcore.studies.serving.strategies import ServingStrategies
 from simcore.studies.tiling.strategies import TilingStrategies
 from simcore.terminal import BROKEN, INTERRUPTED, USAGE
@@ -591,9 +591,16 @@ def import_profile(
 
 
 @app.command()
-def engines() -> None:
-    """List the serving engines whose defaults a strategy may take."""
-    for name in engine_names():
+def engines(
+    which: Annotated[
+        str | None, typer.Argument(metavar="NAME|FILE.yaml", help="one of them, in full", show_default=False)
+    ] = None,
+) -> None:
+    """List the serving engines whose defaults a strategy may take; or show one with every field and its
+    source."""
+    for line in [] if which is None else described(load_engine(which)):
+        typer.echo(line)
+    for name in engine_names() if which is None else ():
         typer.echo(terminal.listing(name, load_engine(name).description, 19))
 
 

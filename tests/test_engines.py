@@ -5,13 +5,21 @@ from typing import Any
 
 import pytest
 import yaml
+from typer.testing import CliRunner
 
 from simcore.assembly import assemble
+from simcore.cli import app
 from simcore.devices.spec import device_names, load_device
 from simcore.input.files import InputError
 from simcore.scenario import parse_scenario, resolved
 from simcore.studies.one_device import DeviceStudy
-from simcore.studies.serving.engines.presets import DECIDED, engine_names, load_engine, with_engines
+from simcore.studies.serving.engines.presets import (
+    DECIDED,
+    described,
+    engine_names,
+    load_engine,
+    with_engines,
+)
 from simcore.studies.serving.runner import Bench
 from simcore.studies.serving.scenario import ServingScenario
 from simcore.studies.serving.strategies import ContinuousBatching, label
@@ -73,6 +81,26 @@ def test_every_preset_says_all_and_where_it_is_from(name: str) -> None:
     )
     assert all(len(source) > 10 for source in engine.sources.values())
     assert name == f"{engine.engine}-{name.rpartition('-')[2]}"
+
+
+@pytest.mark.parametrize("name", engine_names())
+def test_a_preset_is_shown_with_every_field_and_its_source(name: str) -> None:
+    engine = load_engine(name)
+    lines = [*described(engine)]
+    assert lines[0] == f"{name}: {engine.description}"
+    told = " ".join(" ".join(lines).split())
+    shown = dict(line.split(": ", 1) for line in lines[1:] if not line.startswith((" ", "on devices")))
+    assert {field: yaml.safe_load(text) for field, text in shown.items()} == engine.fields
+    for field in engine.fields:
+        assert " ".join(engine.sources[field].split()) in told
+    assert sum(line.startswith("on devices of") for line in lines) == len(engine.cases)
+    assert CliRunner().invoke(app, ["engines", name]).stdout.splitlines() == lines
+
+
+def test_an_unknown_engine_is_one_line() -> None:
+    found = CliRunner().invoke(app, ["engines", "vlm"])
+    assert isinstance(found.exception, InputError)
+    assert "unknown engine 'vlm'; did you mean 'vllm'?" in str(found.exception)
 
 
 @pytest.mark.parametrize("device", device_names())

@@ -9,12 +9,14 @@ fields that differ, such as the host time of a service (`simcore calibrate --fro
 """
 
 import re
+import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
+import yaml
 from pydantic import ValidationError
 from pydantic.dataclasses import dataclass
 
@@ -99,6 +101,27 @@ class Engine:
         yield _strategy(self.fields)
         for case in self.cases:
             yield _strategy(_over(self.fields, case.fields))
+
+
+def described(engine: Engine) -> Iterator[str]:
+    """Yields the lines that show an engine in full: its fields, each with its source, and on which devices
+    some differ."""
+    yield f"{engine.name}: {engine.description}"
+    for name, value in engine.fields.items():
+        yield f"{name}: {_flow(value)}"
+        yield from textwrap.wrap(
+            engine.sources.get(name, ""), 100, initial_indent="    ", subsequent_indent="    "
+        )
+    for case in engine.cases:
+        low, high = case.memory_gib
+        but = f" but {', '.join(case.except_devices)}" if case.except_devices else ""
+        yield f"on devices of {low:g} to {high:g} GiB{but}: {_flow(case.fields)}"
+
+
+def _flow(value: Any) -> str:
+    """Returns a value as YAML has it on one line."""
+    text: str = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=10**6)
+    return text.removesuffix("\n").removesuffix("\n...")
 
 
 def engine_names() -> list[str]:
