@@ -109,9 +109,8 @@ def calibrate_card(
     """Measures, fits and writes the profile folder `target` (default: the device's own), completely or not at
     all; returns both. Shapes that are not reached `within_s` are left out and noted. `kinds`: names of kinds
     of op with commas between, some of them in one number format ("matmul:fp8"), or VERBS, which alone are
-    measured anew: all else of the profile stays. Raises
-    InputError if there is no CUDA card, if the catalogue lacks it, or if there is no profile to renew kinds
-    of."""
+    measured anew: all else of the profile stays. Raises InputError if there is no CUDA card, if the catalogue
+    lacks it, or if there is no profile to renew kinds of."""
     begun_s = time.perf_counter()
     device = this_card()
     few = _few_of(kinds, table)

@@ -158,14 +158,17 @@ class HostTime(Strict):
         return self.model_copy(update=kernels)
 
     @property
+    def _factors(self) -> tuple[float, float, float]:
+        return self.arithmetic_factor, self.memory_factor, self.collective_factor
+
+    @property
     def marks(self) -> tuple[tuple[str, int], ...]:
         """What the shape of each op of a model gets, by which `with_engine` knows the factors; nothing if
         all are 1."""
-        factors = (self.arithmetic_factor, self.memory_factor, self.collective_factor)
-        if {*factors} == {1.0} and self.products_of is None:
+        if {*self._factors} == {1.0} and self.products_of is None:
             return ()
         names = (BY_ARITHMETIC, BY_MEMORY, BY_MEETING)
-        parts = [(name, round(factor / PARTS)) for name, factor in zip(names, factors, strict=True)]
+        parts = [(name, round(factor / PARTS)) for name, factor in zip(names, self._factors, strict=True)]
         own = 0 if self.products_of is None else 1 + MEASURED.index(self.products_of)
         return (*parts, (KERNELS_OF, own))
 
@@ -201,9 +204,8 @@ class HostTime(Strict):
         ops += f", x {self.collective_factor:.4g} (collectives)"
         parts = [steps] * self.in_steps + [front] * self.in_front + [out] * bool(self.answer_token_s)
         own = f"quantizes {', '.join(self.quantizes)}"
-        factors = {self.arithmetic_factor, self.memory_factor, self.collective_factor}
-        parts += [ops] * (factors != {1.0}) + [theirs] * bool(self.products_of) + [own] * bool(self.quantizes)
-        return ", ".join(parts) or "no host time"
+        parts += [ops] * ({*self._factors} != {1.0}) + [theirs] * bool(self.products_of)
+        return ", ".join(parts + [own] * bool(self.quantizes)) or "no host time"
 
 
 NO_HOST_TIME = HostTime()
