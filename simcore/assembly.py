@@ -32,7 +32,7 @@ from simcore.models.decoder_config import DecoderConfig, load_config
 from simcore.models.mixers import SLIDING, STATEFUL
 from simcore.models.number_formats import format_notes, format_warnings, number_formats
 from simcore.models.prompt import ORIGINAL
-from simcore.ops.op import MULTIPLIED_AS, Op, Price, Pricer
+from simcore.ops.op import Op, Price, Pricer, multiplied_as
 from simcore.scenario import Scenario
 from simcore.sim.contention import Rates, max_min_rates, shared_reads
 from simcore.sim.kept import KeptPrices, cache_folder, code_digest
@@ -393,13 +393,14 @@ def _on_device(scenario: Scenario, where: str, device: DeviceInUse, place: Place
 def _idle_kernels(scenario: Scenario, dtypes: Dtypes) -> Iterator[str]:
     """Yields a warning for each host of a scenario's own with kernels that its formats have no use for."""
     for place, strategy in enumerate(scenario.strategies if isinstance(scenario, ServingScenario) else ()):
-        host = host_of(strategy)
-        used, where = host.in_formats(dtypes), f"strategies[{place}].host"
-        idle = [name for name in host.quantizes if name not in used.quantizes]
-        if idle and engine_of(strategy) is None:
+        if engine_of(strategy) is not None:
+            continue
+        host, where = host_of(strategy), f"strategies[{place}].host"
+        used = host.in_formats(dtypes)
+        if idle := [name for name in host.quantizes if name not in used.quantizes]:
             says = f"{enumerated(idle)} {'has' if len(idle) == 1 else 'have'} no inputs of 8 bits here"
             yield f"{where}.quantizes: {says}: nothing is added"
-        if host.products_of != used.products_of and engine_of(strategy) is None:
+        if host.products_of != used.products_of:
             formats = enumerated(sorted(formats_measured(host.products_of)))
             yield f"{where}.products_of: no product here is in {formats}: nothing changes"
 
@@ -929,7 +930,7 @@ def _formats(dtypes: Dtypes) -> str:
 
 def _format_warnings(spec: DeviceSpec, dtypes: Dtypes) -> list[str]:
     used = {dtypes.weights, *(dtype for _, dtype in dtypes.each)}
-    missing = sorted({MULTIPLIED_AS.get(dtype, dtype) for dtype in used} - spec.flops_per_s.keys())
+    missing = sorted({*map(multiplied_as, used)} - spec.flops_per_s.keys())
     if not missing:
         return []
     names = ", ".join(missing)

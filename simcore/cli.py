@@ -592,16 +592,18 @@ def import_profile(
 
 @app.command()
 def engines(
-    which: Annotated[
+    name: Annotated[
         str | None, typer.Argument(metavar="NAME|FILE.yaml", help="one of them, in full", show_default=False)
     ] = None,
 ) -> None:
     """List the serving engines whose defaults a strategy may take; or show one with every field and its
     source."""
-    for line in [] if which is None else described(load_engine(which)):
+    if name is not None:
+        found = described(load_engine(name))
+    else:
+        found = (terminal.listing(each, load_engine(each).description, 19) for each in engine_names())
+    for line in found:
         typer.echo(line)
-    for name in engine_names() if which is None else ():
-        typer.echo(terminal.listing(name, load_engine(name).description, 19))
 
 
 @app.command()

@@ -77,18 +77,19 @@ def progress() -> Callable[[str, int, int], None]:
     """Returns a callback that prints progress on stderr once a run takes over a second: in place on a
     terminal, else a line every 5 seconds at most. Of a search, whose total grows, it says no time left."""
     begun_s = last_s = counted_s = stage_s = time.perf_counter()
-    stage, most, grows = "", 0, False
+    stage, planned = "", 0
 
     def show(doing: str, done: int, total: int) -> None:
-        nonlocal last_s, counted_s, stage, stage_s, most, grows
+        nonlocal last_s, counted_s, stage, stage_s, planned
         now_s = time.perf_counter()
         if doing != stage:
             # A stage begins at the last call of the stage before.
-            stage, stage_s, most, grows = doing, counted_s, total, False
-        counted_s, most, grows = now_s, max(most, total), grows or total > most
+            stage, stage_s, planned = doing, counted_s, total
+        counted_s = now_s
         if sys.stderr is None or now_s - begun_s < SILENT_FOR_S:
             return
-        text = f"{doing} {done} of {total}{' so far' if grows else _left(now_s - stage_s, done, total)}"
+        left = " so far" if total > planned else _left(now_s - stage_s, done, total)
+        text = f"{doing} {done} of {total}{left}"
         if sys.stderr.isatty():
             print(f"\r\033[K{text}", end="\n" if done == total else "", file=sys.stderr, flush=True)
         elif now_s - last_s >= A_LINE_EVERY_S:

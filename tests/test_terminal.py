@@ -153,35 +153,36 @@ def test_lists_stay_within_the_window(
     assert all(not line.startswith(" ") for line in whole.splitlines())
 
 
-def test_the_time_left_goes_by_the_stage_and_not_by_all_that_came_before(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("calls", "printed"),
+    [
+        # By the stage, and not by all that came before.
+        (
+            [(50.0, "simulating", 5, 10), (100.0, "simulating", 10, 10), (106.0, "crossovers:", 1, 3)],
+            [
+                "simulating 5 of 10, about 50 s left",
+                "simulating 10 of 10",
+                "crossovers: 1 of 3, about 12 s left",
+            ],
+        ),
+        # Of a search, whose total grows, none.
+        (
+            [(10.0, "run", 5, 10), (20.0, "run", 10, 12), (30.0, "run", 11, 12)],
+            ["run 5 of 10, about 10 s left", "run 10 of 12 so far", "run 11 of 12 so far"],
+        ),
+    ],
+    ids=["stages", "search"],
+)
+def test_the_time_left(
+    calls: list[tuple[float, str, int, int]],
+    printed: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     clock = [0.0]
     monkeypatch.setattr("time.perf_counter", lambda: clock[0])
     show = terminal.progress()
-    for clock[0], doing, done, total in (
-        (50.0, "simulating", 5, 10),
-        (100.0, "simulating", 10, 10),
-        (106.0, "crossovers:", 1, 3),
-    ):
+    for clock[0], doing, done, total in calls:
         show(doing, done, total)
     monkeypatch.undo()
-    printed = capsys.readouterr().err.splitlines()
-    assert printed == [
-        "simulating 5 of 10, about 50 s left",
-        "simulating 10 of 10",
-        "crossovers: 1 of 3, about 12 s left",
-    ]
-
-
-def test_a_search_whose_total_grows_tells_no_time_left(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    clock = [0.0]
-    monkeypatch.setattr("time.perf_counter", lambda: clock[0])
-    show = terminal.progress()
-    for clock[0], done, total in ((10.0, 5, 10), (20.0, 10, 12), (30.0, 11, 12)):
-        show("run", done, total)
-    monkeypatch.undo()
-    printed = capsys.readouterr().err.splitlines()
-    assert printed == ["run 5 of 10, about 10 s left", "run 10 of 12 so far", "run 11 of 12 so far"]
+    assert capsys.readouterr().err.splitlines() == printed

@@ -11,13 +11,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from simcore.kernels.decoder.tensors import LARGEST_FP8, in_fp8
 from simcore.kernels.gpu import launching
 from simcore.kernels.kernel import Kernel, by_device
 from simcore.ops.op import Op
 
-FP8 = torch.float8_e4m3fn
-# The largest number of e4m3; torch turns what is beyond it into NaN.
-LARGEST = 448.0
 # Elements of one program: two 16-byte accesses a thread.
 BLOCK = 2048
 
@@ -25,7 +23,7 @@ BLOCK = 2048
 def reference_quantize(x: Tensor, scale: Tensor) -> Tensor:
     """As `quantize`, in plain torch and from any float dtype."""
     wide = x if x.dtype == torch.float64 else x.float()
-    return (wide * scale.to(wide.dtype)).clamp(-LARGEST, LARGEST).to(FP8)
+    return in_fp8(wide * scale.to(wide.dtype))
 
 
 @triton.jit
@@ -48,9 +46,9 @@ def quantize(x: Tensor, scale: Tensor) -> Tensor:
     if x.dim() != 2 or x.stride(1) != 1:
         raise ValueError("quantize takes rows whose elements are contiguous")
     tokens, width = x.shape
-    y = torch.empty(tokens, width, dtype=FP8, device=x.device)
+    y = torch.empty(tokens, width, dtype=torch.float8_e4m3fn, device=x.device)
     _quantize_kernel[(tokens, triton.cdiv(width, BLOCK))](
-        x, y, scale, x.stride(0), width, LARGEST=LARGEST, BLOCK=BLOCK, num_warps=4
+        x, y, scale, x.stride(0), width, LARGEST=LARGEST_FP8.value, BLOCK=BLOCK, num_warps=4
     )
     return y
 

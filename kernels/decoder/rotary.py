@@ -16,7 +16,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from simcore.kernels.decoder.checks import check_gate, check_like, kind
 from simcore.kernels.decoder.split_kv import cache as check_cache
 from simcore.kernels.decoder.split_kv import launched
-from simcore.kernels.decoder.tensors import random_tensor, wide
+from simcore.kernels.decoder.tensors import LARGEST_FP8, in_fp8, random_tensor, wide
 from simcore.kernels.gpu import gpu_of, launching
 from simcore.kernels.kernel import Kernel, by_device, dtype_of
 from simcore.ops.op import Op
@@ -24,8 +24,6 @@ from simcore.ops.op import Op
 BASE = 10_000.0
 # Heads of one program that only turns heads.
 HEADS = 8
-# The largest number of the fp8 format of caches (e4m3fn), which has no infinity to round to.
-LARGEST_FP8 = tl.constexpr(448.0)
 
 
 def frequencies_of(head_dim: int, base: float = BASE) -> Tensor:
@@ -157,7 +155,7 @@ def _stored(x: Tensor, scale: Tensor | None, dtype: torch.dtype) -> Tensor:
     """Returns x [batch, kv_heads, d] as a cache of a dtype stores it."""
     x = wide(x)
     x = x if scale is None else x / scale[:, None]
-    return (x.clamp(-LARGEST_FP8.value, LARGEST_FP8.value) if dtype == torch.float8_e4m3fn else x).to(dtype)
+    return in_fp8(x) if dtype == torch.float8_e4m3fn else x.to(dtype)
 
 
 def reference_rotary_append(

@@ -1,9 +1,18 @@
-"""Shared by the decoder's kernels: the format of sums, and random tensors."""
+"""Shared by the decoder's kernels: the format of sums, fp8, and random tensors."""
 
 import torch
+import triton.language as tl
 
 from simcore.kernels.kernel import dtype_of
 from simcore.ops.op import Op
+
+# The largest number of fp8 (e4m3fn), which has no infinity to round to: torch turns what is beyond into NaN.
+LARGEST_FP8 = tl.constexpr(448.0)
+
+
+def in_fp8(x: torch.Tensor) -> torch.Tensor:
+    """Returns numbers in fp8, what is beyond its largest as that."""
+    return x.clamp(-LARGEST_FP8.value, LARGEST_FP8.value).to(torch.float8_e4m3fn)
 
 
 def wide(x: torch.Tensor) -> torch.Tensor:

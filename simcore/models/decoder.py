@@ -36,15 +36,17 @@ from simcore.models.decoder_config import DecoderConfig, ModelError
 from simcore.models.mixers import FULL, LRPE, SLIDING, STATEFUL, LinearMixer
 from simcore.ops import linear_layer
 from simcore.ops import op as ops
-from simcore.ops.op import DTYPE_BYTES, Dim, Graph, Op, Publication, Size
+from simcore.ops.op import DTYPE_BYTES, Dim, Graph, Op, Publication, Size, multiplied_as
 
 Style = Literal["all_reduce", "scatter_gather", "fused_gather"]
-# Matrices that are multiplied.
-MATRICES = ("qkv", "o", "gate", "up", "down", "lm_head")
+# Matrices of a layer, and all that are multiplied.
+LAYER = ("qkv", "o", "gate", "up", "down")
+MATRICES = (*LAYER, "lm_head")
 # A layer's products, as engines launch them.
 Quantized = Literal["qkv", "o", "gate_up", "down"]
 # Formats whose products have inputs of 8 bits; these take as long to make in one as in another.
-OF_8_BITS, MADE_AS = frozenset({"fp8", "fp8_b128", "int8"}), "fp8"
+OF_8_BITS = frozenset(name for name in DTYPE_BYTES if multiplied_as(name) in ("fp8", "int8"))
+MADE_AS = "fp8"
 STYLES: tuple[Style, ...] = ("all_reduce", "scatter_gather", "fused_gather")
 CONTEXT = Size("context")
 TENSOR = "tensor"
@@ -67,10 +69,10 @@ class Dtypes:
 
 
 def quantized_of(dtypes: Dtypes, names: Iterable[Quantized]) -> tuple[Quantized, ...]:
-    """Those of some products whose inputs have 8 bits, each once and in one order."""
-    matrices = {name: ("gate", "up") if name == "gate_up" else (name,) for name in names}
+    """Those of some products whose inputs have 8 bits."""
+    matrices = {"gate_up": ("gate", "up")}
     return tuple(
-        sorted(name for name, each in matrices.items() if OF_8_BITS.intersection(map(dtypes.of, each)))
+        name for name in names if OF_8_BITS.intersection(map(dtypes.of, matrices.get(name, (name,))))
     )
 
 

@@ -14,7 +14,6 @@ them from device memory. `kv_tokens` grows by `sequences` from one decode step t
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
 
 from simcore.models.decoder import Decoder, Dtypes, Quantized, Style
 from simcore.models.decoder_config import DecoderConfig, ModelError
@@ -135,8 +134,7 @@ class ServedDecoder:
 
     @cached_property
     def _body(self) -> Decoder:
-        shared: dict[str, Any] = {"ranks": self.ranks, "dtypes": self.dtypes, "style": self.style}
-        return Decoder(self.config, batch=TOKENS, quantized=self.quantized, **shared)
+        return replace(self._tail, batch=TOKENS, quantized=self.quantized)
 
     @cached_property
     def _tail(self) -> Decoder:

@@ -59,6 +59,11 @@ ACTIVATION_BYTES = DTYPE_BYTES["bf16"]
 MULTIPLIED_AS: Mapping[str, str] = {"fp8_b128": "fp8", **dict.fromkeys(WEIGHT_ONLY_BYTES, "bf16")}
 
 
+def multiplied_as(dtype: str) -> str:
+    """The format in which weights of a format are multiplied."""
+    return MULTIPLIED_AS.get(dtype, dtype)
+
+
 class UnboundSizeError(ValueError):
     """The work or a dimension of an op was read while it is still a run-time size."""
 

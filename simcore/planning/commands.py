@@ -22,6 +22,7 @@ from pydantic.dataclasses import dataclass
 
 from simcore.assembly import model_path
 from simcore.input.files import STRICT, read_json, read_yaml, validated
+from simcore.models.decoder import LAYER
 from simcore.models.number_formats import number_formats
 from simcore.planning.points import Point
 from simcore.studies.serving.engines.presets import load_engine, preset_of
@@ -34,7 +35,6 @@ SHOWN = ("vllm", "tensorrt-llm", "sglang")
 # Shown to whoever has to put a path or a name in its place.
 ANY_MODEL = '"$MODEL"'
 OPTIONS = "options.yaml"
-LAYER = ("qkv", "o", "gate", "up", "down")
 HEAD = ("lm_head", "embedding")
 AS_STORED = "checkpoint"
 HUGGING_FACE = re.compile(r"(?:Hugging Face )?([A-Za-z0-9][\w.-]*/[\w.-]*\w)(?=$|[,: ])")

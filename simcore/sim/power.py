@@ -33,7 +33,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from math import exp
 
-from simcore.ops.op import DTYPE_BYTES, MULTIPLIED_AS, Floor, Op
+from simcore.ops.op import DTYPE_BYTES, Floor, Op, multiplied_as
 
 # Dynamic power over clock: clock times voltage squared.
 EXPONENT = 3.0
@@ -45,7 +45,7 @@ BUSY = {"bf16": 0.787, "fp16": 0.787, "fp8": 0.811, "int8": 0.811}
 # The same of traffic, of the products beside them that B is measured of: 32 rows, 58.3 us.
 MOVING = 0.845
 # The same of all formats whose products slow down, by what they are multiplied as.
-BUSY_OF = {name: BUSY[as_] for name in DTYPE_BYTES if (as_ := MULTIPLIED_AS.get(name, name)) in BUSY}
+BUSY_OF = {name: BUSY[as_] for name in DTYPE_BYTES if (as_ := multiplied_as(name)) in BUSY}
 # What is left for arithmetic at least, in shares of the cap, so that no clock is 0.
 LEAST = 0.05
 # Replays of a burst with arithmetic until their times have settled: later ones take as long as the last.

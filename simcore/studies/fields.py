@@ -9,9 +9,10 @@ from pydantic import AfterValidator, Field, field_serializer, model_validator
 from simcore.input.fields import Device, DeviceChoice, FieldError, Many, OneDevice, Strict, distinct
 from simcore.input.files import Name, Seconds, nearest, shown
 from simcore.machine.machine import Overheads
+from simcore.models.decoder import MATRICES
 from simcore.ops.op import DTYPE_BYTES, MULTIPLIED_AS
 
-DTYPE_KEYS = ("qkv", "o", "gate", "up", "down", "lm_head", "embedding", "kv")
+DTYPE_KEYS = (*MATRICES, "embedding", "kv")
 
 
 def _weight_dtype(name: str) -> str:

@@ -5,7 +5,7 @@
 
 Products that arithmetic bounds have ROWS rows, those that memory bounds FEW_ROWS of the same matrices, more
 of them than the L2 cache holds. Times are in those of the profile's price, which is what the simulator
-lengthens; in fp8 in those of this card after rest, for a price holds the rounding of the input too.
+lengthens; in fp8, to which no constant is fitted, in those of this card after rest.
 
 A card over its cap lowers its clock too far, raises it too far, and so on, about once a second: the median
 product of a second takes 3 % less than the mean one, which is what adds up to the time of a service.

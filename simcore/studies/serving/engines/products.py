@@ -5,13 +5,13 @@
 The tables, with their sources and what is assumed, are in `products.yaml`.
 """
 
-from bisect import bisect_left
 from collections.abc import Mapping, Set
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
 from pydantic.dataclasses import dataclass
 
 from simcore.input.files import STRICT, InputError, read_yaml, validated
@@ -40,12 +40,7 @@ class Products:
 
     def at(self, rows: int) -> float:
         """Returns the factor of a product of so many rows."""
-        place = bisect_left(self.rows, rows)
-        if place == len(self.rows) or place == 0:
-            return self.factors[min(place, len(self.rows) - 1)]
-        low, high = self.rows[place - 1], self.rows[place]
-        share = (rows - low) / (high - low)
-        return (1.0 - share) * self.factors[place - 1] + share * self.factors[place]
+        return float(np.interp(rows, self.rows, self.factors))
 
 
 @cache
