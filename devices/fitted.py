@@ -120,11 +120,15 @@ class Birth:
 
 @dataclass(frozen=True, config=STRICT)
 class Renewed:
-    """A later measurement of some kinds of op, which has taken the place of an earlier one."""
+    """A later measurement of some kinds of op, which has taken the place of an earlier one, or of more of
+    their shapes, which stand beside those that stay."""
 
     kinds: tuple[str, ...] = Field(description="of which kinds of op", min_length=1)
     birth: Birth = Field(description="how they were measured")
     notes: tuple[str, ...] = Field(default=(), description="what to know of that")
+    beside: dict[str, Count] = Field(
+        default={}, description="shapes beside those that stay, by kind and number format"
+    )
 
 
 # What constants of contention were called in profiles before.
@@ -498,6 +502,9 @@ def write_fitted(profile: FittedProfile, folder: Path) -> None:
     for name in ("contention", "power", "renewed"):
         if not document[name]:
             del document[name]
+    for later in document.get("renewed", ()):
+        if not later["beside"]:
+            del later["beside"]
     _write_document(document, folder)
     out = io.StringIO()
     names = ("kind", "where", *(f for f in asdict(profile.fits[0]) if f not in ("kind", "where", "source")))

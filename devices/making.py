@@ -8,6 +8,7 @@ A folder is written whole or not at all, and replaces no folder with other files
 
 import csv
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -237,20 +238,51 @@ def renewed(before: FittedProfile, later: FittedProfile, kinds: Collection[str])
 
 def _births_of(kept: Sequence[Measured], renewed: Sequence[Renewed], kinds: Collection[str]) -> list[Renewed]:
     """Returns the births of what stays of measurements of some kinds. A kind in one format may have been
-    measured after the whole: each point is of the last that names it."""
-    births, left = list[Renewed](), list(kept)
+    measured after the whole: each point is of the last that names it, but for those beside others."""
+    births = list[Renewed]()
+    left = Counter(in_format(point.kind, point.dtype) for point in kept)
     for each in reversed(renewed):
         names = tuple(name for name in each.kinds if not {name, whole_kind(name)} & {*kinds})
-        own = [point for point in left if is_among(names, point.kind, point.dtype)]
-        left = [point for point in left if not is_among(names, point.kind, point.dtype)]
+        if each.beside:
+            own = {name: each.beside[name] for name in names}
+        else:
+            own = {name: left[name] for name in left if left[name] and {name, whole_kind(name)} & {*names}}
+        left.subtract(own)
         if own or VERBS in names:
+            beside = own if each.beside else {}
             stay = tuple(name for name in names if name == VERBS or _has(own, name))
-            births.insert(0, Renewed(stay, replace(each.birth, points=len(own)), each.notes))
+            birth = replace(each.birth, points=sum(own.values()))
+            births.insert(0, Renewed(stay, birth, each.notes, beside))
     return births
 
 
-def _has(points: Iterable[Measured], name: str) -> bool:
-    return any(is_among({name}, point.kind, point.dtype) for point in points)
+def _has(each: Iterable[str], kind: str) -> bool:
+    """Whether a kind of op, whole or in one format, is among names with formats."""
+    return any(kind in (name, whole_kind(name)) for name in each)
+
+
+def extended(before: FittedProfile, later: FittedProfile) -> FittedProfile:
+    """Returns a profile with a later one's points beside its own, and lines of fits for conditions of which
+    it had none. Raises InputError if it is of another device, was not measured, or has some of the points."""
+    if before.birth is None or later.birth is None or before.device != later.device:
+        raise InputError(
+            f"{before.name}: was not measured on {later.device}, so that nothing stands beside it"
+        )
+    has = {(point.kind, point.shape, point.dtype) for point in before.points}
+    twice = [point for point in later.points if (point.kind, point.shape, point.dtype) in has]
+    if twice:
+        raise InputError(f"{before.name}: has {twice[0].kind} {twice[0].shape} already")
+    beside = dict(sorted(Counter(in_format(point.kind, point.dtype) for point in later.points).items()))
+    birth = replace(later.birth, points=len(later.points))
+    lines = {(row.kind, row.where) for row in before.fits}
+    date = birth.date.partition("T")[0]
+    return replace(
+        before,
+        source=f"{before.source}; beside them: {date}, {birth.points} shapes",
+        fits=(*before.fits, *(row for row in later.fits if (row.kind, row.where) not in lines)),
+        points=(*before.points, *later.points),
+        renewed=(*before.renewed, Renewed(tuple(beside), birth, later.notes, beside)),
+    )
 
 
 def _format_of(row: FitRow) -> str:
@@ -263,21 +295,36 @@ def write_renewed(
 ) -> FittedProfile:
     """Renews kinds of op of the profile folder `target`, see `renewed`; returns the profile. `lines`: of the
     later one's points.csv. Raises InputError if there is no such profile."""
-    before = load_profile(later.device, str(target / "profile.yaml"))
-    if not isinstance(before, FittedProfile):
-        raise InputError(f"{target}: holds no measured profile")
+    before = _measured_in(target, later.device)
     profile, kinds = renewed(before, later, kinds), measured_of(later, kinds)
-    head, old = read_cells(target / POINTS)
     at_kind, at_format = COLUMNS.index("kind"), COLUMNS.index("dtype")
-    columns = [head.index(name) if name in head else None for name in COLUMNS]
-    kept = [
-        ["" if at is None else row[at] for at in columns]
-        for row in old
-        if not is_among(kinds, row[head.index("kind")], row[head.index("dtype")])
-    ]
+    kept = [row for row in _lines_of(target) if not is_among(kinds, row[at_kind], row[at_format])]
     new = (line for line in lines if is_among(kinds, *map(str, (line[at_kind], line[at_format]))))
     write_lines(profile, [*kept, *new], target)
     return profile
+
+
+def _lines_of(target: Path) -> list[list[str]]:
+    """Returns the lines of a profile's points.csv, in the order of `COLUMNS`."""
+    head, old = read_cells(target / POINTS)
+    columns = [head.index(name) if name in head else None for name in COLUMNS]
+    return [["" if at is None else row[at] for at in columns] for row in old]
+
+
+def write_extended(target: Path, later: FittedProfile, lines: Iterable[Sequence[object]]) -> FittedProfile:
+    """Adds what a profile lacked to the one in the folder `target`, see `extended`; returns it. `lines`: of
+    the later one's points.csv. Raises InputError if there is no such profile."""
+    profile = extended(_measured_in(target, later.device), later)
+    write_lines(profile, [*_lines_of(target), *lines], target)
+    return profile
+
+
+def _measured_in(target: Path, device: str) -> FittedProfile:
+    """Returns the measured profile in a folder. Raises InputError if there is none."""
+    found = load_profile(device, str(target / "profile.yaml"))
+    if not isinstance(found, FittedProfile):
+        raise InputError(f"{target}: holds no measured profile")
+    return found
 
 
 def cells(point: Point) -> list[object]:

@@ -279,6 +279,10 @@ def calibrate(
             show_default=False,
         ),
     ] = None,
+    missing: Annotated[
+        bool,
+        typer.Option("--missing", help="of a card: shapes that its profile lacks alone; what it has stays"),
+    ] = False,
     results: Annotated[
         list[Path],
         typer.Option(
@@ -305,7 +309,7 @@ def calibrate(
     """Measure what ops cost on this machine and write its profile; or fit the host time of a service."""
     if results:
         others = {"--on": on != "cpu", "--quick": quick, "--minutes": minutes is not None}
-        others |= {"--kinds": kinds is not None}
+        others |= {"--kinds": kinds is not None, "--missing": missing}
         if names := [name for name, given in others.items() if given]:
             raise InputError(f"{names[0]}: is for measuring; calibrate --from measures nothing")
         _calibrate_service([*results, *more], scenario, engine, settings, out)
@@ -319,9 +323,11 @@ def calibrate(
         from simcore.validate.calibration.cuda import calibrate_card  # noqa: PLC0415
 
         within_s = 60.0 * (minutes or (QUICK_MINUTES if quick else MINUTES))
-        target, profile = calibrate_card(out, quick, terminal.progress(), within_s=within_s, kinds=kinds)
-    elif minutes is not None or kinds is not None:
-        name = "--kinds" if minutes is None else "--minutes"
+        target, profile = calibrate_card(
+            out, quick, terminal.progress(), within_s=within_s, kinds=kinds, missing=missing
+        )
+    elif minutes is not None or kinds is not None or missing:
+        name = "--minutes" if minutes is not None else "--kinds" if kinds is not None else "--missing"
         raise InputError(f"{name}: is for --on {CARD} only; --on {on} takes half a minute")
     else:
         target = out or calibration.profile_path(on)

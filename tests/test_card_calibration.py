@@ -25,7 +25,7 @@ from typer.testing import CliRunner
 
 from simcore.devices.fitted import Birth, FittedProfile, SharedUse, write_law
 from simcore.devices.interpolation import COLD, FEW_ROWS, STAY, Measured, coordinates, operand_bytes
-from simcore.devices.making import Point, shape_text, write_whole
+from simcore.devices.making import Point, extended, shape_text, write_whole
 from simcore.devices.price import launches_and_floor, pricer, roofline
 from simcore.devices.profile import load_profile
 from simcore.devices.spec import load_device
@@ -295,6 +295,58 @@ def test_one_number_format_is_measured_anew_by_itself(card: Callable[..., list[O
     ]
     with pytest.raises(InputError, match=r"--kinds: unknown name 'sample:fp8'"):
         renew("sample:fp8")
+
+
+@slow
+def test_shapes_that_a_profile_lacks_stand_beside_what_it_has(
+    card: Callable[..., list[Op]], tmp_path: Path
+) -> None:
+    """A full grid has more shapes than a quick one. What is there stays to the number, and each point keeps
+    the birth that it had, whatever is renewed later."""
+    card(nothing)
+    target, table = tmp_path / "local", {kind: TABLE[kind] for kind in ("sample", "norm", "residual")}
+
+    def measure(quick: bool, kinds: str | None = None, *, missing: bool = False) -> FittedProfile:
+        return calibrate_card(target, quick, quiet, table=table, within_s=60.0, kinds=kinds, missing=missing)[
+            1
+        ]
+
+    with pytest.raises(InputError, match=r"--missing: .*local holds no measured profile"):
+        measure(True, missing=True)
+    before = measure(True)
+    with pytest.raises(InputError, match=r"--missing: .*local has all shapes of these kinds"):
+        measure(True, missing=True)
+    seen = card(nothing)
+    more = measure(False, "norm,sample", missing=True)
+    has = {(point.kind, point.shape, point.dtype) for point in before.points}
+    assert {op.kind for op in seen} == {"norm", "sample"}
+    assert more.points[: len(has)] == before.points
+    assert not {(point.kind, point.shape, point.dtype) for point in more.points[len(has) :]} & has
+    assert more.fits[: len(before.fits)] == before.fits
+    assert len({(row.kind, row.where) for row in more.fits}) == len(more.fits)
+    (added,) = more.renewed
+    new = Counter(f"{point.kind}:{point.dtype}" for point in more.points[len(has) :])
+    assert (added.beside, added.birth.points) == (new, len(more.points) - len(has))
+    assert load_profile("h200-sxm", str(target / "profile.yaml")) == more
+    assert len((target / "points.csv").read_text().splitlines()) == 1 + len(more.points)
+    # What is renewed later takes the place of both, and leaves the others theirs.
+    later = measure(True, "residual")
+    assert [each.beside for each in later.renewed] == [new, {}]
+    last = measure(True, "norm")
+    beside = {name: number for name, number in new.items() if name.startswith("sample:")}
+    assert [(each.kinds, each.beside) for each in last.renewed] == [
+        ((*beside,), beside), (("residual",), {}), (("norm",), {}),
+    ]  # fmt: skip
+    counts = Counter(point.kind for point in last.points)
+    assert last.birth is not None
+    assert last.birth.points == counts["sample"] - sum(beside.values())
+    line, wide = replace(last.fits[0], where="dtype=fp64"), replace(last.points[0], dtype="fp64")
+    wider = extended(last, replace(last, fits=(line, last.fits[0]), points=(wide,)))
+    assert (wider.fits, wider.points[-1]) == ((*last.fits, line), wide)
+    with pytest.raises(InputError, match=r"has norm .* already"):
+        extended(last, replace(last, points=last.points[-1:]))
+    with pytest.raises(InputError, match="so that nothing stands beside it"):
+        extended(last, replace(last, device="h100-sxm"))
 
 
 def test_kinds_that_could_not_be_measured_stay(card: Callable[..., list[Op]], tmp_path: Path) -> None:

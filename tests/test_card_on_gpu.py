@@ -19,7 +19,7 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
 # Of the whole tensor; fp8 products come out in bf16, and transforms in fp32 are about 1e-5 off.
-BOUNDS = {"fp32": 2e-5, "bf16": 1e-2, "fp8": 1e-2}
+BOUNDS = {"fp32": 2e-5, "bf16": 1e-2, "fp8": 1e-2, "fp8_b128": 1e-2}
 KINDS = (
     "matmul", "prefill_attention", "decode_attention", "speculative_attention", "norm", "rotary",
     "activation", "residual", "embedding", "sample", "quantize",
@@ -73,11 +73,22 @@ def test_captured_ops_are_right(kind: str) -> None:
         assert_right(op, found[0], exact)
 
 
-@pytest.mark.parametrize("m", [1, 3, 64, 100, 512])
-def test_products_of_fp8_matrices(m: int) -> None:
-    op = matmul("matmul", m=m, n=1024, k=4096, dtype="fp8")
+@pytest.mark.parametrize("dtype", ["fp8", "fp8_b128"])
+@pytest.mark.parametrize("m", [1, 3, 64, 65, 100, 512, 1023])
+@pytest.mark.parametrize("k", [128, 768, 4096])
+def test_products_of_fp8_matrices(m: int, k: int, dtype: str) -> None:
+    op = matmul("matmul", m=m, n=1152, k=k, dtype=dtype)
     given = inputs_of(op, m)
     assert_right(op, TABLE["matmul"].run(op, *given), tuple(map(in_double, given)))
+
+
+def test_products_of_blocks_take_scales_and_rows_in_any_layout() -> None:
+    for m in (3, 100):
+        op = matmul("matmul", m=m, n=384, k=640, dtype="fp8_b128")
+        x, weight, of_x, of_weight = inputs_of(op, m)
+        truth = tuple(map(in_double, (x, weight, of_x, of_weight)))
+        others = x.clone(), weight, of_x.contiguous(), of_weight.contiguous()
+        assert_right(op, TABLE["matmul"].run(op, *others), truth)
 
 
 def test_launches_of_one_stream_may_share_what_they_sum_in() -> None:

@@ -36,10 +36,12 @@ from simcore.kernels.decoder.layer import (
 from simcore.kernels.decoder.matmul import (
     MOST_ROWS,
     MatmulConfig,
+    Scales,
     config_for,
     matmul,
     matmul_config,
     product,
+    product_of_blocks,
     reference_matmul,
     workspace,
 )
@@ -231,6 +233,48 @@ def test_matmul_takes_rows_of_a_larger_tensor_and_the_dtype_of_the_weights() -> 
     near(out, x.half().double() @ weight.double())
     column = drawn(torch.float16, 20, 1, seed=2)
     near(matmul(x.half(), column), x.half().double() @ column.double())
+
+
+@pytest.mark.parametrize(("m", "n", "k"), [(1, 128, 128), (3, 256, 384), (40, 128, 2560)])
+def test_products_of_fp8_whose_scales_are_of_blocks(m: int, n: int, k: int) -> None:
+    op = ops.matmul("product", m=m, n=n, k=k, dtype="fp8_b128")
+    x, weight, *scales = TABLE["matmul"].inputs(op, torch.Generator(DEVICE).manual_seed(m), DEVICE)
+    given = Scales(*scales)
+    truth = TABLE["matmul"].reference(op, *(each.double() for each in (x, weight, *scales)))
+    by_hand = (x.double() * given.x.double().repeat_interleave(128, 1)) @ (
+        weight.double() * given.weight.double().repeat_interleave(128, 0).repeat_interleave(128, 1)
+    )
+    assert torch.equal(truth, by_hand)
+    config = config_for(m, weight, scaled=True)
+    space = workspace([(m, n, config)], DEVICE)
+    space.partials.fill_(math.nan)
+    out = poisoned(torch.bfloat16, m, n)
+    skipped_then_run(
+        lambda gate: matmul(x, weight, scales=given, gate=gate, out=out, space=space), [out, *space]
+    )
+    near(out, truth, 2)
+    near(product_of_blocks(x, weight, given), truth, 2)
+    assert not space.counters.any()
+
+
+def test_scales_that_do_not_fit_are_refused() -> None:
+    op = ops.matmul("product", m=2, n=256, k=384, dtype="fp8_b128")
+    x, weight, of_x, of_weight = TABLE["matmul"].inputs(op, torch.Generator(DEVICE).manual_seed(2), DEVICE)
+    for wrong, said in (
+        ((x, weight, of_x[:, :2], of_weight), r"scales of x have to be fp32 \[2, 3\]"),
+        ((x, weight, of_x, of_weight[:, :1]), r"scales of weight have to be fp32 \[3, 2\]"),
+        ((x[:, :380], weight[:380], of_x, of_weight), "no whole blocks of 128 in fp8"),
+        ((x.float(), weight, of_x, of_weight), "no whole blocks of 128 in fp8"),
+    ):
+        for rows in (1, 40):
+            many = wrong[0].expand(2, -1).repeat(rows, 1), wrong[1], wrong[2].repeat(rows, 1), wrong[3]
+            with pytest.raises(ValueError, match=said.replace("2, 3", f"{2 * rows}, 3")):
+                product_of_blocks(*many[:2], Scales(*many[2:]))
+    with pytest.raises(ValueError, match="nothing is added to a product with scales"):
+        matmul(x, weight, scales=Scales(of_x, of_weight), activated=True)
+    wrong_op = ops.matmul("product", m=2, n=200, k=384, dtype="fp8_b128")
+    with pytest.raises(ValueError, match="are no whole blocks of 128"):
+        TABLE["matmul"].inputs(wrong_op, torch.Generator(DEVICE), DEVICE)
 
 
 @slow

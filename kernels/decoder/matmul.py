@@ -2,6 +2,7 @@
 
     y[m, n] = sum_k x[m, k] W[k, n]  (+ add[m, n]),        m at most 64
     out     y;  or of W's halves, gate and up, silu(y_gate) y_up
+    fp8 with scales of blocks   x = x8[m, k] a[m, k / 128],   W = W8[k, n] b[k / 128, n / 128]
 
 The read of W, once, bounds the time. Programs split the columns into tiles and, if there are too few tiles, k
 into parts, so that programs run at once and read equally much; enough blocks of W are then in flight at
@@ -21,6 +22,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.nn.functional import ScalingType, scaled_mm
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from simcore.devices.interpolation import padded_rows
@@ -32,9 +34,16 @@ from simcore.kernels.decoder.tensors import random_tensor
 from simcore.kernels.gpu import PROCESSORS, SHARED_BYTES, gpu_of, launching
 from simcore.kernels.kernel import Kernel, by_device
 from simcore.kernels.streams import shared, words
-from simcore.ops.op import Op
+from simcore.ops.op import FP8_BLOCK, Op
 
 MOST_ROWS = 64
+# Products of fp8 whose scales are of blocks, by tensor cores that take so many rows at least.
+BLOCKS, LEAST_ROWS_OF_FP8 = "fp8_b128", 64
+OF_FP8 = ("fp8", BLOCKS)
+STAGES_OF_BLOCKS = 4
+# Up to so many rows two programs a multiprocessor are quicker. cuBLAS takes whole fours of rows, and reads as
+# fast where columns fill the card: more than so many, by rows few and many (H200, 30 November 2026).
+FEW_ROWS_OF_BLOCKS, ROWS_OF_CUBLAS, FILLED = 16, 4, (8192, 5120)
 # Bytes of a number of half formats; times were compared with cuBLAS's in bf16, and stand for fp16 too.
 HALF_BYTES = 2
 # Bytes of one block of W: 16 a thread, 8 times. Bytes that are contiguous in memory: two or more cache lines.
@@ -79,9 +88,11 @@ def matmul_config(
     transposed: bool = False,
     shared_bytes: int = SHARED_BYTES,
     chained: bool = False,
+    scaled: bool = False,
 ) -> MatmulConfig:
     """Returns the layout for x [m, k] times W [k, n] of so many bytes an element; `transposed`: W's columns
-    are contiguous; `chained`: the launch starts while the one before it ends.
+    are contiguous; `chained`: the launch starts while the one before it ends; `scaled`: in fp8 with scales of
+    blocks, and blocks of W are those of its scales.
 
     >>> print(matmul_config(1, 4096, 4096, 2))
     16 rows, blocks of 64 x 128, 8 splits, 6 stages, 4 warps
@@ -90,22 +101,25 @@ def matmul_config(
     """
     if m > MOST_ROWS:
         raise ValueError(f"{m} rows; this product is made for {MOST_ROWS} at most")
-    rows = max(16, triton.next_power_of_2(m))
+    rows = LEAST_ROWS_OF_FP8 if scaled else max(16, triton.next_power_of_2(m))
     along = LINE_BYTES // bytes
     across = BLOCK_BYTES // LINE_BYTES
     columns, depth = (across, along) if transposed else (along, across)
+    if scaled:
+        columns, depth = FP8_BLOCK, FP8_BLOCK
     # Parts are written and read again: with many rows, half the programs with twice the blocks in flight.
+    many = m > FEW_ROWS_OF_BLOCKS if scaled else rows > 32
     tiles = -(-n // columns)
     most = -(-k // depth) // LEAST_BLOCKS
     alone = tiles * max(1, min(processors // tiles, most))
     waves = -(-alone // processors)
     # Beside a launch that is about to end there is room for one program, and then each has more on its way.
-    each = 1 if rows > 32 or (chained and alone >= LEAST_ALONE * waves * processors) else 2
+    each = 1 if many or (chained and alone >= LEAST_ALONE * waves * processors) else 2
     splits = max(1, min(each * processors // tiles, most))
     stage = BLOCK_BYTES + rows * depth * bytes
-    stages = min(MOST_STAGES, (shared_bytes // each - 4096) // stage)
-    # Products of three tf32 parts need the registers of twice the threads.
-    return MatmulConfig(rows, columns, depth, splits, stages, 8 if bytes > 2 else 4)
+    stages = min(STAGES_OF_BLOCKS if scaled else MOST_STAGES, (shared_bytes // each - 4096) // stage)
+    # Products of three tf32 parts, and sums of scaled blocks, need the registers of twice the threads.
+    return MatmulConfig(rows, columns, depth, splits, stages, 8 if bytes > 2 or (scaled and many) else 4)
 
 
 def is_by_columns(weight: Tensor) -> bool:
@@ -113,15 +127,23 @@ def is_by_columns(weight: Tensor) -> bool:
     return weight.stride(0) == 1 < weight.stride(1)
 
 
-def config_for(m: int, weight: Tensor, *, chained: bool = False) -> MatmulConfig:
-    """Returns the layout for m rows times weight [k, n] with its strides, on its device."""
+def config_for(m: int, weight: Tensor, *, chained: bool = False, scaled: bool = False) -> MatmulConfig:
+    """Returns the layout for m rows times weight [k, n] with its strides, on its device; `scaled`: in fp8
+    with scales of blocks."""
     k, n = weight.shape
     transposed = is_by_columns(weight)
     gpu = gpu_of(weight)
     return matmul_config(
         m, n, k, weight.element_size(), gpu.processors, transposed=transposed,
-        shared_bytes=gpu.shared_bytes, chained=chained,
+        shared_bytes=gpu.shared_bytes, chained=chained, scaled=scaled,
     )  # fmt: skip
+
+
+class Scales(NamedTuple):
+    """What fp8 numbers are multiplied by: x's fp32 [m, k / 128], weight's fp32 [k / 128, n / 128]."""
+
+    x: Tensor
+    weight: Tensor
 
 
 class Workspace(NamedTuple):
@@ -175,14 +197,16 @@ def reference_matmul(
 
 @triton.jit
 def _matmul_kernel(
-    x_ptr, w_ptr, add_ptr, out_ptr, partial_ptr, counter_ptr, gate_ptr,
-    m, n, k, width, x_row, x_column, w_row, w_column, add_row, out_row,
+    x_ptr, w_ptr, add_ptr, out_ptr, partial_ptr, counter_ptr, gate_ptr, a_ptr, b_ptr,
+    m, n, k, width, x_row, x_column, w_row, w_column, add_row, out_row, a_row, a_block, b_block, b_column,
     ADD: tl.constexpr, ACTIVATED: tl.constexpr, GATED: tl.constexpr, CHAINED: tl.constexpr,
+    SCALED: tl.constexpr,
     WHOLE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
     SPLITS: tl.constexpr, AT_ONCE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """One part of k for one tile of columns: program (tile, part). `width` columns of out, of which a tile
-    has WIDE; ACTIVATED: out's columns j are of W's columns j and width + j. WHOLE: k is whole blocks."""
+    has WIDE; ACTIVATED: out's columns j are of W's columns j and width + j. WHOLE: k is whole blocks.
+    SCALED: tiles and blocks are those of the scales a [row, block] and b [block, tile]."""
     if CHAINED:
         gdc_launch_dependents()
         gdc_wait()
@@ -215,7 +239,12 @@ def _matmul_kernel(
             w_inside = w_inside & (deep < k)[:, None]
         x = tl.load(x_at, mask=x_inside, other=0.0)
         w = tl.load(w_at, mask=w_inside, other=0.0)
-        total = tl.dot(x, w, total, input_precision=PRECISION)
+        if SCALED:
+            a = tl.load(a_ptr + row * a_row + block * a_block, mask=is_row, other=0.0)
+            b = tl.load(b_ptr + block * b_block + tile * b_column)
+            total += tl.dot(x, w) * (a * b)[:, None]
+        else:
+            total = tl.dot(x, w, total, input_precision=PRECISION)
         x_at += DEPTH * x_column
         w_at += DEPTH * w_row
 
@@ -259,6 +288,7 @@ def matmul(
     space: Workspace | None = None,
     config: MatmulConfig | None = None,
     chained: bool = False,
+    scales: Scales | None = None,
 ) -> Tensor:
     """Returns x [m, k], m at most MOST_ROWS, times weight [k, n], in the dtype of the weights: [m, n].
 
@@ -267,18 +297,19 @@ def matmul(
     once. `add`, shaped as what is returned, is added in fp32 before rounding; it may be `out` itself for an
     addition in place. With a `gate` (int32 [1]) of 0 nothing is written. `space` is a workspace for split
     layouts, by default that of the stream; `config` the layout, by default `matmul_config`'s. `chained`:
-    where the GPU can, the launch starts while the one before it ends, and waits. Returns `out`, or a new
-    tensor. Raises ValueError for sizes that do not fit.
+    where the GPU can, the launch starts while the one before it ends, and waits. `scales`: those of x and
+    weight, which are fp8 then, and what is returned is bf16. Returns `out`, or a new tensor. Raises
+    ValueError for sizes that do not fit.
     """
-    width = _check(x, weight, add, out, activated=activated)
+    width = _check(x, weight, add, out, activated=activated, scales=scales)
     check_gate(gate)
     (m, k), n = x.shape, weight.shape[1]
     chained = chained and gpu_of(weight).chained
-    config = config or config_for(m, weight, chained=chained)
+    config = config or config_for(m, weight, chained=chained, scaled=scales is not None)
     if config.rows < m:
         raise ValueError(f"a layout of {config.rows} rows for {m}")
     x = x.to(weight.dtype)
-    out = torch.empty(m, width, dtype=weight.dtype, device=x.device) if out is None else out
+    out = torch.empty(m, width, dtype=_returned(weight), device=x.device) if out is None else out
     partials, counters = None, None
     if config.splits > 1:
         partials, counters = kept_space(m, n, config, x.device) if space is None else space
@@ -288,9 +319,10 @@ def matmul(
     held = config.rows * config.columns // (32 * config.warps)
     wide = config.columns // 2 if activated else config.columns
     _matmul_kernel[(triton.cdiv(width, wide), config.splits)](
-        x, weight, add, out, partials, counters, gate,
+        x, weight, add, out, partials, counters, gate, *(scales or (None, None)),
         m, n, k, width, *x.stride(), *weight.stride(), 0 if add is None else add.stride(0), out.stride(0),
-        ADD=add is not None, ACTIVATED=activated, GATED=gate is not None,
+        *((0, 0, 0, 0) if scales is None else (*scales.x.stride(), *scales.weight.stride())),
+        ADD=add is not None, ACTIVATED=activated, GATED=gate is not None, SCALED=scales is not None,
         WHOLE=k % config.depth == 0,
         ROWS=config.rows, COLUMNS=config.columns, DEPTH=config.depth, SPLITS=config.splits,
         AT_ONCE=min(config.splits, max(1, SUMMED_AT_ONCE // max(1, held))),
@@ -301,12 +333,22 @@ def matmul(
 
 
 def _check(
-    x: Tensor, weight: Tensor, add: Tensor | None, out: Tensor | None, *, activated: bool = False
+    x: Tensor,
+    weight: Tensor,
+    add: Tensor | None,
+    out: Tensor | None,
+    *,
+    activated: bool = False,
+    scales: Scales | None = None,
 ) -> int:
     """Returns the columns of what is computed."""
     if x.dim() != 2 or weight.dim() != 2 or x.shape[1] != weight.shape[0] or 0 in weight.shape:
         raise ValueError(f"x {kind(x)} and weight {kind(weight)} do not fit")
-    if weight.dtype not in (torch.float16, torch.bfloat16, torch.float32):
+    if scales is not None:
+        _check_scales(x, weight, scales)
+        if activated or add is not None:
+            raise ValueError("nothing is added to a product with scales of blocks, and it is not activated")
+    elif weight.dtype not in (torch.float16, torch.bfloat16, torch.float32):
         raise ValueError(f"weights have to be fp16, bf16 or fp32, not {weight.dtype}")
     if activated and weight.shape[1] % 2:
         raise ValueError(f"{weight.shape[1]} columns are no gate and as many more")
@@ -314,8 +356,25 @@ def _check(
     if add is not None:
         check_like("add", add, size, add.dtype)
     if out is not None:
-        check_like("out", out, size, weight.dtype)
+        check_like("out", out, size, _returned(weight))
     return size[1]
+
+
+def _returned(weight: Tensor) -> torch.dtype:
+    """Returns the format of a product by its weights'."""
+    return torch.bfloat16 if weight.dtype == torch.float8_e4m3fn else weight.dtype
+
+
+def _check_scales(x: Tensor, weight: Tensor, scales: Scales) -> None:
+    """Raises ValueError for what is no product of fp8 with scales of whole blocks."""
+    (m, k), n = x.shape, weight.shape[1]
+    if {x.dtype, weight.dtype} != {torch.float8_e4m3fn} or k % FP8_BLOCK or n % FP8_BLOCK:
+        raise ValueError(f"x {kind(x)} and weight {kind(weight)} are no whole blocks of {FP8_BLOCK} in fp8")
+    blocks = k // FP8_BLOCK
+    wanted = ("x", scales.x, (m, blocks)), ("weight", scales.weight, (blocks, n // FP8_BLOCK))
+    for name, found, shape in wanted:
+        if found.shape != shape or found.dtype != torch.float32:
+            raise ValueError(f"scales of {name} have to be fp32 {list(shape)}, not {kind(found)}")
 
 
 # -- the op ----------------------------------------------------------------------------------------------
@@ -365,6 +424,41 @@ def product(
     return matmul(x, weight, add=add, out=out, gate=gate, chained=chained)
 
 
+def product_of_blocks(x: Tensor, weight: Tensor, scales: Scales) -> Tensor:
+    """Returns x [m, k] times weight [k, n] in bf16, both fp8 with scales of blocks, k and n whole blocks: by
+    `matmul` or cuBLAS, whichever is faster; for the latter x is padded to whole multiples of rows. Raises
+    ValueError for tensors that do not fit."""
+    (m, n), whole = (len(x), weight.shape[1]), _rows_of_cublas(len(x))
+    if m <= MOST_ROWS and (m < ROWS_OF_CUBLAS or n <= FILLED[m > FEW_ROWS_OF_BLOCKS]):
+        return matmul(x, weight, scales=scales)
+    _check(x, weight, None, None, scales=scales)
+    blocks, columns = scales.weight.shape
+    rows = _with_rows(x, whole)
+    of_x, of_weight = scales
+    if of_x.stride() != (1, whole):
+        of_x = of_x.new_zeros(blocks, whole).t()
+        of_x[:m] = scales.x
+    if of_weight.stride() != (1, _aligned(blocks)):
+        of_weight = of_weight.new_empty(columns, _aligned(blocks)).t()[:blocks]
+        of_weight.copy_(scales.weight)
+    y: Tensor = scaled_mm(
+        rows, weight, of_x.as_strided((whole, blocks), (1, whole)), ScalingType.BlockWise1x128,
+        of_weight.as_strided((_aligned(blocks), columns), of_weight.stride()), ScalingType.BlockWise128x128,
+        output_dtype=torch.bfloat16,
+    )  # fmt: skip
+    return y[:m]
+
+
+def _rows_of_cublas(m: int) -> int:
+    """Returns the rows with which cuBLAS is launched for m of them, where scales are of blocks."""
+    return -(-padded_rows(m) // ROWS_OF_CUBLAS) * ROWS_OF_CUBLAS
+
+
+def _aligned(blocks: int) -> int:
+    """Returns the scales of a column of blocks of weights in cuBLAS's layout."""
+    return -(-blocks // 4) * 4
+
+
 def is_of_cublas(m: int, weight: Tensor, *, in_step: bool = False) -> bool:
     """Whether cuBLAS takes m rows times weight [k, n]: many rows, and few where it is faster."""
     if m > MOST_ROWS or weight.device.type != "cuda" or weight.element_size() > HALF_BYTES:
@@ -378,37 +472,64 @@ def is_of_cublas(m: int, weight: Tensor, *, in_step: bool = False) -> bool:
 def padded(x: Tensor) -> Tensor:
     """Returns x [m, k] with the rows behind it in memory, as many as a product is launched with; x itself if
     its storage ends before."""
-    rows = padded_rows(len(x))
+    return x if (found := _behind(x, padded_rows(len(x)))) is None else found
+
+
+def _behind(x: Tensor, rows: int) -> Tensor | None:
+    """Returns x [m, k] with as many rows behind it in memory as make `rows`; None if its storage ends
+    before."""
     end = x.storage_offset() + (rows - 1) * x.stride(0) + x.shape[1]
     if rows == len(x) or x.stride(1) != 1 or end * x.element_size() > x.untyped_storage().nbytes():
-        return x
+        return None
     return x.as_strided((rows, x.shape[1]), x.stride())
 
 
-def _run(op: Op, x: Tensor, weight: Tensor) -> Tensor:
+def _with_rows(x: Tensor, rows: int) -> Tensor:
+    """Returns x [m, k] with as many rows as make `rows`: those behind it in memory, or new ones."""
+    if rows == len(x):
+        return x
+    found = _behind(x, rows)
+    return torch.cat([x, x.new_zeros(rows - len(x), x.shape[1])]) if found is None else found
+
+
+def _run(op: Op, x: Tensor, weight: Tensor, *scales: Tensor) -> Tensor:
     del op
-    return product(x, weight, in_step=True)
+    return product_of_blocks(x, weight, Scales(*scales)) if scales else product(x, weight, in_step=True)
 
 
-def _reference(op: Op, x: Tensor, weight: Tensor) -> Tensor:
+def _reference(op: Op, x: Tensor, weight: Tensor, *scales: Tensor) -> Tensor:
     """x [m, k] times weight [k, n], in the dtype of the weights: [m, n]. With fp8 weights x is fp8 too, and
     the product is bf16."""
-    if op.dtype != "fp8":
+    if op.dtype not in OF_FP8:
         return reference_matmul(x, weight)
-    rounded = x.to(torch.float8_e4m3fn)
     wide = torch.float64 if x.dtype == torch.float64 else torch.float32
-    y = rounded.to(wide) @ weight.to(wide)
+    x, weight = x.to(torch.float8_e4m3fn).to(wide), weight.to(wide)
+    if scales:
+        x = x * scales[0].to(wide).repeat_interleave(FP8_BLOCK, 1)
+        blocks = scales[1].to(wide).repeat_interleave(FP8_BLOCK, 0)
+        weight = weight * blocks.repeat_interleave(FP8_BLOCK, 1)
+    y = x @ weight
     return y if wide == torch.float64 else y.to(torch.bfloat16)
 
 
 def _inputs(op: Op, generator: torch.Generator, device: torch.device) -> tuple[Tensor, ...]:
-    if op.dtype == "fp8":
-        # The weights are column-major, as tensor cores take them.
-        shapes = (padded_rows(op["m"]), op["k"]), (op["n"], op["k"])
-        x, weight = (torch.randn(*shape, generator=generator, device=device) for shape in shapes)
-        return x.to(torch.float8_e4m3fn)[: op["m"]], weight.to(torch.float8_e4m3fn).t()
-    x = random_tensor(op, generator, device, padded_rows(op["m"]), op["k"])[: op["m"]]
-    return x, random_tensor(op, generator, device, op["k"], op["n"], scale=op["k"] ** -0.5)
+    m, n, k = (op[name] for name in ("m", "n", "k"))
+    if op.dtype not in OF_FP8:
+        x = random_tensor(op, generator, device, padded_rows(m), k)[:m]
+        return x, random_tensor(op, generator, device, k, n, scale=k**-0.5)
+    # The weights are column-major, as tensor cores take them.
+    rows = _rows_of_cublas(m) if op.dtype == BLOCKS else padded_rows(m)
+    shapes = (rows, k), (n, k)
+    x, weight = (torch.randn(*shape, generator=generator, device=device) for shape in shapes)
+    matrices = x.to(torch.float8_e4m3fn)[:m], weight.to(torch.float8_e4m3fn).t()
+    if op.dtype != BLOCKS:
+        return matrices
+    if k % FP8_BLOCK or n % FP8_BLOCK:
+        raise ValueError(f"{k} x {n} weights are no whole blocks of {FP8_BLOCK}")
+    blocks = k // FP8_BLOCK
+    sizes = (blocks, rows), (n // FP8_BLOCK, _aligned(blocks))
+    of_x, of_weight = (0.5 + torch.rand(*size, generator=generator, device=device) for size in sizes)
+    return *matrices, of_x.t()[:m], of_weight.t()[:blocks]
 
 
 MATMUL = Kernel(by_device(_run, _reference), _reference, _inputs)

@@ -38,6 +38,8 @@ WEIGHT_ONLY_BYTES: Mapping[str, float] = {
         *((f"_g{group}_zp", _grouped_bytes(bits, group, True)) for group in GROUP_SIZES),
     )
 }
+# Columns and rows of a block of fp8 weights with one scale.
+FP8_BLOCK = 128
 # Bytes per element. bfp8 and bfp4 are Tenstorrent's block floating point: 16 numbers share one
 # exponent byte, so an element takes 1 + 1/16 and 1/2 + 1/16 bytes.
 DTYPE_BYTES: Mapping[str, float] = {
@@ -50,8 +52,8 @@ DTYPE_BYTES: Mapping[str, float] = {
     "int4": 0.5,
     "bfp8": 1.0625,
     "bfp4": 0.5625,
-    # fp8 with a scale of 4 bytes for each block of 128 by 128.
-    "fp8_b128": 1.0 + 4.0 / 128**2,
+    # fp8 with a scale of 4 bytes for each block of weights.
+    "fp8_b128": 1.0 + 4.0 / FP8_BLOCK**2,
     **WEIGHT_ONLY_BYTES,
 }
 ACTIVATION_BYTES = DTYPE_BYTES["bf16"]

@@ -44,6 +44,7 @@ from simcore.devices.making import (
     measured_of,
     shape_text,
     whole_kind,
+    write_extended,
     write_renewed,
     write_whole,
 )
@@ -105,17 +106,20 @@ def calibrate_card(
     table: Mapping[str, Kernel] = ON_CARDS,
     within_s: float,
     kinds: str | None = None,
+    missing: bool = False,
 ) -> tuple[Path, FittedProfile]:
     """Measures, fits and writes the profile folder `target` (default: the device's own), completely or not at
     all; returns both. Shapes that are not reached `within_s` are left out and noted. `kinds`: names of kinds
     of op with commas between, some of them in one number format ("matmul:fp8"), or VERBS, which alone are
-    measured anew: all else of the profile stays. Raises InputError if there is no CUDA card, if the catalogue
-    lacks it, or if there is no profile to renew kinds of."""
+    measured anew: all else of the profile stays. `missing`: only shapes that the profile lacks are measured,
+    and stand beside what it has. Raises InputError if there is no CUDA card, if the catalogue lacks it, if
+    there is no profile to renew kinds of, or if it lacks nothing."""
     begun_s = time.perf_counter()
     device = this_card()
-    few = _few_of(kinds, table)
+    few = _few_of(kinds, table, missing=missing)
     target = target or profile_path(device)
     check_target(target, device)
+    has = _has_measured(target, device, few, quick=quick) if missing else frozenset()
     if few:
         table = {kind: table[kind] for kind in map(whole_kind, few) if kind != VERBS}
         load_profile(device, str(target / "profile.yaml"))
@@ -125,11 +129,11 @@ def calibrate_card(
     reached = card_measure.rates(card)
     torch.cuda.empty_cache()
     # A measurement of few kinds neither takes nor ends what an interrupted one of all has left.
-    of_few = "-".join(sorted(few)).replace(":", "-")
+    of_few = "-".join([*["missing"] * missing, *sorted(few if kinds else ())]).replace(":", "-")
     unfinished = partial_of(target.with_name(f"{target.name}-{of_few}") if few else target)
     measuring = Measuring(device, unfinished, table, card)
     measured_s = within_s - (0.0 if few else min(ENDING_S, ENDING_SHARE * within_s))
-    left_out = measure_all(few or table, quick, measuring, progress, begun_s + measured_s)
+    left_out = measure_all(few or table, quick, measuring, progress, begun_s + measured_s, has=has)
     points, failed = list(measuring.points.values()), list(measuring.failed.values())
     if not points and few != [VERBS]:
         if not measuring.goes_on:
@@ -137,18 +141,17 @@ def calibrate_card(
         raise InputError(f"--on cuda: nothing could be measured; {failed[0] if failed else 'no time'}")
     born = _birth(card, points, reached)
     if few:
-        if points:
-            found = {point.op.kind for point in points}
-            later = profile_of(device, points, born, {}, failed, left_out, quick, found)
+        found = {point.op.kind for point in points}
+        later = profile_of(device, points, born, {}, failed, left_out, quick, found) if points else None
+        if missing:
+            assert later is not None
+            profile = write_extended(target, later, map(cells, points))
+        elif later is not None:
             ops = [name for name in few if name != VERBS]
             profile = _renew(target, ops, later, points, ["measured with --quick"] * quick)
         if VERBS in few:
             unfinished.unlink(missing_ok=True)
-            costs, notes = _overheads(measuring.floor, card, progress, graphs=True)
-            if not costs:
-                raise InputError(f"--on cuda: {notes[0]}")
-            later = _of_costs(device, target, _birth(card, (), reached), costs)
-            profile = _renew(target, [VERBS], later, (), notes)
+            profile = _renew_verbs(target, measuring.floor, card, reached, progress)
         unfinished.unlink(missing_ok=True)
         return target, profile
     costs, verb_notes = _overheads(
@@ -180,6 +183,18 @@ def _with_laws(
     if "matmul" in kinds and time.perf_counter() + card_power.lasts_s(quick=quick) < end_s:
         power, notes = _limited_power(profile, quick, progress)
         yield replace(profile, notes=(*profile.notes, *notes), power=power)
+
+
+def _renew_verbs(
+    target: Path, floor: Roofline, card: Card, reached: dict[str, float], progress: Progress
+) -> FittedProfile:
+    """Measures the costs of verbs anew for the profile folder `target`; returns the profile."""
+    costs, notes = _overheads(floor, card, progress, graphs=True)
+    if not costs:
+        raise InputError(f"--on cuda: {notes[0]}")
+    return _renew(
+        target, [VERBS], _of_costs(this_card(), target, _birth(card, (), reached), costs), (), notes
+    )
 
 
 def _of_costs(device: str, target: Path, born: Birth, costs: Mapping[str, float]) -> FittedProfile:
@@ -387,13 +402,21 @@ class Measuring:
 
 
 def measure_all(
-    kinds: Collection[str], quick: bool, measuring: Measuring, progress: Progress, end_s: float
+    kinds: Collection[str],
+    quick: bool,
+    measuring: Measuring,
+    progress: Progress,
+    end_s: float,
+    *,
+    has: Collection[Key] = (),
 ) -> int:
     """Measures, in this order: ops of graphs that share the card and are not in the grid, so that later they
     need no compilation; the grid and the check shapes, kind by kind, as they are compiled; shapes between
-    points of the grid if necessary. Returns the number of shapes not reached before `end_s`."""
+    points of the grid if necessary. Of a profile that `has` some shapes only others of the grid and the
+    check shapes. Returns the number of shapes not reached before `end_s`."""
     shapes, begun_s = shapes_of(kinds, quick), time.perf_counter()
-    first = shared_shapes(kinds, quick, shapes)
+    first = [] if has else shared_shapes(kinds, quick, shapes)
+    shapes = [(op, role) for op, role in shapes if key_of(op) not in has]
     until_s = begun_s + COMPILING_SHARE * (end_s - begun_s)
 
     def to_compile(shape: tuple[Op, Role]) -> Op | None:
@@ -407,7 +430,7 @@ def measure_all(
         left_s = min((now_s - begun_s) / max(1, done) * (len(turns) - done), end_s - now_s)
         progress(f"{op.kind}, about {left_s:.0f} s left: shape", done, len(turns))
         measuring.one(op, role)
-    refined = [] if quick else [family for family in families() if _is_refined(family, kinds)]
+    refined = [] if quick or has else [family for family in families() if _is_refined(family, kinds)]
     for i, family in enumerate(refined):
         progress(f"{family.kind}, between what was measured: kind", i, len(refined))
         now_s = time.perf_counter()
@@ -438,11 +461,24 @@ def shapes_of(kinds: Collection[str], quick: bool) -> list[tuple[Op, Role]]:
     return [(op, role) for op, role in meant if card_measure.has_format(op)]
 
 
-def _few_of(kinds: str | None, table: Collection[str]) -> list[str]:
+def _few_of(kinds: str | None, table: Collection[str], *, missing: bool = False) -> list[str]:
     """Returns what is to be measured anew; nothing where all is. Raises InputError for an unknown name."""
     if kinds is None:
-        return []
-    return named("--kinds", kinds, (*table, VERBS, *_in_formats(table)), needed=True)
+        return [*table] if missing else []
+    verbs = () if missing else (VERBS,)
+    return named("--kinds", kinds, (*table, *verbs, *_in_formats(table)), needed=True)
+
+
+def _has_measured(target: Path, device: str, few: Collection[str], *, quick: bool) -> frozenset[Key]:
+    """Returns the shapes of the measured profile in a folder. Raises InputError if there is none, or it lacks
+    none of these kinds' shapes."""
+    before = _before(target, device)
+    if before is None:
+        raise InputError(f"--missing: {target} holds no measured profile; calibrate --on cuda makes one")
+    has = frozenset((point.kind, point.shape, point.dtype) for point in before.points)
+    if all(key_of(op) in has for op, _ in shapes_of(few, quick)):
+        raise InputError(f"--missing: {target} has all shapes of these kinds")
+    return has
 
 
 def _in_formats(kinds: Collection[str]) -> Iterator[str]:

@@ -32,10 +32,12 @@ from simcore.ops.op import Op, Shape
 from simcore.validate.calibration.cpu_grid import paged, speculative, square_tile
 
 MODELS = Path(__file__).resolve().parents[2] / "scenarios" / "models"
+OF_FP8 = ("fp8", "fp8_b128")
 LLAMA, CODELLAMA = ("llama-3.1-8b", "llama-3.1-70b"), "codellama-34b"
 # Models whose layers keep states, all of them or three of four.
 ON_ONE_RANK = (CODELLAMA, "hybrid-8b", "toy-retnet-1.3b")
-MODELS_IN_BF16 = (*LLAMA, *ON_ONE_RANK)
+QWEN = "qwen3-32b"
+MODELS_IN_BF16, MODELS_IN_FP8 = (*LLAMA, *ON_ONE_RANK, QWEN), (*LLAMA, QWEN)
 RANKS = (1, 2, 4, 8)
 ATTENDS = "decode_attention"
 # Rows of a decode step: first those of own kernels, then those to which products are padded.
@@ -251,10 +253,16 @@ def _prefill(*, prompts: int, length: int, cached: int, **heads: int) -> Op:
     return ops.prefill_attention(tokens=tokens, kv_tokens=kv_tokens, pairs=pairs, dtype="bf16", **heads)
 
 
+def _in_blocks(dtype: str, matrix: Dims) -> bool:
+    """Whether a matrix is whole blocks of weights, in a format that has a scale for each."""
+    return dtype != "fp8_b128" or not any(size % ops.FP8_BLOCK for size in matrix.values())
+
+
 def _decoder() -> Iterator[Family]:
     turned, heads_of = (_launched(kind, "q_heads", "kv_heads", "head_dim") for kind in ("rotary", ATTENDS))
-    for dtype, rows, names in (("bf16", ROWS, MODELS_IN_BF16), ("fp8", FP8_ROWS, LLAMA)):
-        matrices = _launched("matmul", "n", "k", names=names)
+    in_formats = {"bf16": (ROWS, MODELS_IN_BF16), **dict.fromkeys(OF_FP8, (FP8_ROWS, MODELS_IN_FP8))}
+    for dtype, (rows, names) in in_formats.items():
+        matrices = [each for each in _launched("matmul", "n", "k", names=names) if _in_blocks(dtype, each)]
         yield Family("matmul", MATMUL, matrices, {"m": rows}, options={"dtype": dtype})
         # Only the last token of a prompt has logits.
         heads = _launched("matmul", "n", "k", names=names, only="lm_head")
@@ -265,7 +273,7 @@ def _decoder() -> Iterator[Family]:
         _rows("norm", partial(ops.norm, "norm"), _launched("norm", "hidden")), besides=_head_by_head
     )
     yield _rows("residual", partial(ops.residual, "residual"), _launched("residual", "hidden"))
-    of_inputs = {each["k"]: {"width": each["k"]} for each in _launched("matmul", "k", names=LLAMA)}
+    of_inputs = {each["k"]: {"width": each["k"]} for each in _launched("matmul", "k", names=MODELS_IN_FP8)}
     yield replace(
         _rows("quantize", partial(ops.quantize, "quantize"), [*of_inputs.values()]), options={"dtype": "fp8"}
     )

@@ -42,7 +42,7 @@ from simcore.devices.making import Point
 from simcore.input.files import InputError
 from simcore.kernels.kernel import DTYPES, Kernel
 from simcore.kernels.streams import one_stream
-from simcore.ops.op import Op, Roofline
+from simcore.ops.op import Op, Roofline, multiplied_as
 from simcore.sim.garbage import no_collections
 from simcore.validate.benchmarks import cases
 from simcore.validate.benchmarks.timing import Card, capture, once_s, one_line, replayed, replays_s
@@ -333,7 +333,7 @@ def has_fp8() -> bool:
 
 def has_format(op: Op) -> bool:
     """Whether the card computes in an op's number format."""
-    return op.dtype != "fp8" or has_fp8()
+    return multiplied_as(op.dtype) != "fp8" or has_fp8()
 
 
 def scaled_product(m: int, n: int, k: int) -> Call:
