@@ -42,7 +42,7 @@ Line = Mapping[str, Any]
 Format = Literal["aiconfigurator", "csv"]
 FORMATS: tuple[str, ...] = get_args(Format)
 # aiconfigurator's names of number formats, and simcore's.
-DTYPES = {"bfloat16": "bf16", "fp8": "fp8", "half": "fp16", "float16": "fp16"}
+DTYPES = {"bfloat16": "bf16", "fp8": "fp8", "fp8_block": "fp8_b128", "half": "fp16", "float16": "fp16"}
 COLLECTIVES: Mapping[str, Callable[..., Op]] = {
     "all_gather": ops.all_gather,
     "all_reduce": ops.all_reduce,

@@ -74,7 +74,7 @@ def test_every_preset_says_all_and_where_it_is_from(name: str) -> None:
     assert (
         engine.fields["host"]
         == {
-            "sglang": {"quantizes": ["qkv", "o", "gate_up", "down"]},
+            "sglang": {"products_of": "sglang-0.5", "quantizes": ["qkv", "o", "gate_up", "down"]},
             "tensorrt-llm": {"quantizes": ["qkv", "gate_up"]},
             "vllm": {"products_of": "vllm-0.19", "quantizes": ["o"]},
         }[engine.engine or ""]

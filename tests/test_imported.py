@@ -243,7 +243,7 @@ def test_columns_of_aiconfigurator_become_ops(
     ending: str, card: DeviceSpec, capsys: pytest.CaptureFixture[str]
 ) -> None:
     gemm = f"gemm.{ending}"
-    again, block = {**GEMM, "latency": 0.017}, {**GEMM, "gemm_dtype": "fp8_block"}
+    again, block = {**GEMM, "latency": 0.017}, {**GEMM, "gemm_dtype": "nvfp4"}
     table(gemm, GEMM, again, block, {**GEMM, "m": 32, "latency": 0.018})
     prompt = {
         **ATTENTION,
@@ -259,7 +259,7 @@ def test_columns_of_aiconfigurator_become_ops(
     assert imported(gemm, f"attention.{ending}", f"nccl.{ending}", f"moe.{ending}") == 0
     out = capsys.readouterr().out
     for says in (
-        "left out: 1 rows of gemm_dtype fp8_block",
+        "left out: 1 rows of gemm_dtype nvfp4",
         "left out: 1 rows of sliding windows",
         "left out: 1 rows of collectives: the link of the device file prices them",
         "left out: 1 rows of mixtures of experts",
@@ -333,21 +333,22 @@ def test_an_op_of_each_kind_is_read_as_the_calibration_writes_it() -> None:
 
 @slow
 @pytest.mark.skipif(not TABLES.is_dir(), reason="tables of an H200's op times are not beside this checkout")
-def test_an_engine_s_products_are_those_of_its_op_times() -> None:
+@pytest.mark.parametrize("dtype", ["fp8", "fp8_b128"])
+def test_an_engine_s_products_are_those_of_its_op_times(dtype: str) -> None:
     """The medians of `engines/products.yaml`: latency less the rounding of the input, over the price."""
     price = pricer(load_device("h200-sxm"), profile=load_profile("h200-sxm", "local"))
     whole = read_table(next(TABLES.glob("*gemm_perf.parquet")))
-    theirs, times = products()["vllm-0.19"]["fp8"], defaultdict[int, list[float]](list)
-    assert set(theirs.rows) == {each.op["m"] for each in whole.timed if each.op.dtype == "fp8"}
+    theirs, times = products()["vllm-0.19"][dtype], defaultdict[int, list[float]](list)
+    assert set(theirs.rows) == {each.op["m"] for each in whole.timed if each.op.dtype == dtype}
     asked = {*theirs.rows[::6], 129, 257, 513}
     for each in whole.timed:
         rows, inputs = each.op["m"], each.op["k"]
-        if each.op.dtype == "fp8" and rows in asked and 16e6 <= each.op["n"] * inputs <= 600e6:
+        if each.op.dtype == dtype and rows in asked and 16e6 <= each.op["n"] * inputs <= 600e6:
             rounded_s = price(ops.quantize("inputs", tokens=rows, width=inputs, dtype="fp8")).seconds
             times[rows].append((each.seconds - rounded_s) / price(each.op).seconds)
     assert {len(each) for each in times.values()} == {170}
     for rows, each in times.items():
-        assert median(each) == pytest.approx(theirs.at(rows), abs=0.002), rows
+        assert median(each) == pytest.approx(theirs.at(rows), rel=0.01), rows
 
 
 @slow

@@ -117,6 +117,25 @@ def test_a_row_without_a_number_format_is_of_the_checkpoint_s(tmp_path: Path) ->
     assert (one.weights, one.kv_dtype, one.series.name) == ("bf16", "bf16", "TensorRT-LLM, defaults")
 
 
+def test_weights_are_of_what_was_served(tmp_path: Path) -> None:
+    """The rows' own format says whether scales are of blocks, but where a source says what was served; the
+    cache of TensorRT-LLM's has the weights' numbers without their scales."""
+    theirs = {
+        "silicon_data_source": "source_file=data/h100_sxm/trtllm/1.0.0rc3/some.csv; silicon_concurrency=8"
+    }
+    found = [
+        row({**TRTLLM, **theirs}, 8, 1, tmp_path, gemm_quant_mode=given, model_path=model)
+        for model, given in (
+            ("meta-llama/Llama-3.1-8B", "fp8_block"), ("meta-llama/Llama-3.1-8B", "fp8"),
+            ("Qwen/Qwen3-32B", "fp8"), ("meta-llama/Llama-3.1-8B", ""),
+        )
+    ]  # fmt: skip
+    assert [(one.weights, one.kv_dtype) for one in found] == [
+        ("fp8_b128", "fp8"), ("fp8", "fp8"), ("fp8_b128", "fp8"), ("bf16", "bf16"),
+    ]  # fmt: skip
+    assert not any(map(impossible, found))
+
+
 def test_the_cache_of_a_token_lies_on_all_ranks(tmp_path: Path) -> None:
     """Keys and values of 8 heads of 128 in 80 layers; a head on each rank where there are more ranks."""
     for ranks, heads in ((2, 8), (8, 8), (16, 16)):

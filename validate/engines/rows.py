@@ -23,7 +23,7 @@ from simcore.devices.spec import load_device
 from simcore.input.files import STRICT, Count, InputError, Share, read_cells, read_yaml, validated
 from simcore.models.decoder import Quantized, why_not
 from simcore.models.decoder_config import DecoderConfig, load_config
-from simcore.ops.op import DTYPE_BYTES
+from simcore.ops.op import DTYPE_BYTES, multiplied_as
 from simcore.studies.serving.engines.products import Measured
 from simcore.validate import cells
 from simcore.validate.calibration.service import Times
@@ -35,7 +35,7 @@ CARDS = {"h100_sxm": "h100-sxm", "h200_sxm": "h200-sxm"}
 # Models of the catalogue by what a row's model_path contains; constants are fitted to rows of the first two.
 NAMES = {"llama-3.1-8b": "llama-3.1-8b", "llama-3.1-70b": "llama-3.1-70b", "qwen3-32b": "qwen3-32b"}
 FITTED = frozenset({"llama-3.1-8b", "llama-3.1-70b"})
-FORMATS = {"fp8": "fp8", "fp8_block": "fp8", "": "bf16", "bf16": "bf16", "float16": "bf16"}
+FORMATS = {"fp8": "fp8", "fp8_block": "fp8_b128", "": "bf16", "bf16": "bf16", "float16": "bf16"}
 # The KV cache of a series whose rows have it in the format of their weights.
 AS_WEIGHTS = "weights"
 # What a row's origin says of how many clients there were. Without it only the batch of its configuration is
@@ -84,6 +84,7 @@ class Series:
     host_of: str | None = None
     products_of: Measured | None = None
     quantizes: tuple[Quantized, ...] = ()
+    checkpoints: dict[str, str] = field(default_factory=dict)
 
     @property
     def fitted_as(self) -> str:
@@ -129,7 +130,7 @@ class Row:
     @property
     def kv_dtype(self) -> str:
         """The number format of the KV cache."""
-        return self.weights if self.series.kv_dtype == AS_WEIGHTS else self.series.kv_dtype
+        return multiplied_as(self.weights) if self.series.kv_dtype == AS_WEIGHTS else self.series.kv_dtype
 
     @property
     def cycle_s(self) -> float:
@@ -199,6 +200,7 @@ def _row(path: Path, number: int, line: dict[str, str]) -> Row:
     ranks, clients, isl, osl = (
         cells.count(where, line, name) for name in ("tp_size", "batch_size", "isl", "osl")
     )
+    of = _series(where, line)
     row = Row(
         id=line["id"],
         engine=line["backend"],
@@ -208,8 +210,8 @@ def _row(path: Path, number: int, line: dict[str, str]) -> Row:
         clients=clients,
         isl=isl,
         osl=osl,
-        weights=FORMATS[given],
-        series=_series(where, line),
+        weights=of.checkpoints.get(model, FORMATS[given]),
+        series=of,
         ttft_s=cells.positive(where, line, "silicon_ttft_ms") * 1e-3,
         tpot_s=cells.positive(where, line, "silicon_tpot_ms") * 1e-3,
         says_clients=SAYS_CLIENTS in line["silicon_data_source"],

@@ -18,8 +18,8 @@ from simcore.input.files import STRICT, InputError, read_yaml, validated
 from simcore.ops.op import Op, Price
 
 TABLES = Path(__file__).resolve().parent / "products.yaml"
-# Engines and versions whose op times are public.
-Measured = Literal["vllm-0.19"]
+# Engines and versions whose op times are public, or whose kernels are those of one.
+Measured = Literal["vllm-0.19", "sglang-0.5"]
 
 
 @dataclass(frozen=True, config=STRICT)
