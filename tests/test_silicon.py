@@ -120,11 +120,8 @@ def test_a_row_without_a_number_format_is_of_the_checkpoint_s(tmp_path: Path) ->
 def test_weights_are_of_what_was_served(tmp_path: Path) -> None:
     """The rows' own format says whether scales are of blocks, but where a source says what was served; the
     cache of TensorRT-LLM's has the weights' numbers without their scales."""
-    theirs = {
-        "silicon_data_source": "source_file=data/h100_sxm/trtllm/1.0.0rc3/some.csv; silicon_concurrency=8"
-    }
     found = [
-        row({**TRTLLM, **theirs}, 8, 1, tmp_path, gemm_quant_mode=given, model_path=model)
+        row(PLAIN_8B, 8, 1, tmp_path, gemm_quant_mode=given, model_path=model)
         for model, given in (
             ("meta-llama/Llama-3.1-8B", "fp8_block"), ("meta-llama/Llama-3.1-8B", "fp8"),
             ("Qwen/Qwen3-32B", "fp8"), ("meta-llama/Llama-3.1-8B", ""),
