@@ -13,6 +13,8 @@ k = ceil(log2 n):
     tree        a + u + k s + (n-1) B/(n b)         a + u + 2 k (s + B/b)
     pushed      a + (n-1) (q + B/(n e b))           a + (n-1) (q + B/(e b))
 
+    pushed, all_reduce_normed                       as its all_reduce, and o for residual and norm
+
     put         a + s + B/b                         one step to the next rank, without a library's setup
                 a + q + B/(e b)                     where words are pushed, if that is less
 
@@ -20,7 +22,7 @@ ring: Thakur, Rabenseifner and Gropp 2005, section 4. one_shot: every rank reads
 data through one port; v = one_shot_setup_s. tree: recursive doubling or halving (same paper) for one
 pass; for all_reduce a binomial reduction and a binomial broadcast. pushed: every rank writes its words
 into every other rank's memory, where they are their own flags (`simcore.kernels.collectives`); q =
-push_per_peer_s, e = push_efficiency. There are kernels of all_gather and all_reduce; an
+push_per_peer_s, e = push_efficiency, o = push_normed_s. There are kernels of all_gather and all_reduce; an
 exchange_priority is taken for an all_gather, a put for one of two ranks, and a reduce_scatter is not
 pushed. On a ring only `ring` is allowed (`Link` checks it).
 """
@@ -83,6 +85,12 @@ def pushed_all_reduce_s(size_bytes: float, ranks: int, link: Link) -> float:
     return _pushed_s(size_bytes, ranks, link)
 
 
+def pushed_normed_sum_s(size_bytes: float, ranks: int, link: Link) -> float:
+    """Returns the seconds until each rank has the norm of a residual and its peers' sum: the sum's, and o."""
+    assert link.push_normed_s is not None
+    return pushed_all_reduce_s(size_bytes, ranks, link) + link.push_normed_s
+
+
 def _pushed_s(part_bytes: float, ranks: int, link: Link) -> float:
     peer_s, efficiency = link.push_per_peer_s, link.push_efficiency
     assert peer_s is not None
@@ -115,6 +123,7 @@ COSTS: Mapping[str, Mapping[str, Cost]] = {
         "tree": tree_all_reduce_s,
         "pushed": pushed_all_reduce_s,
     },
+    "all_reduce_normed": {"pushed": pushed_normed_sum_s},
 }
 
 

@@ -16,6 +16,7 @@ REQUIRED = ("name", "memory_bytes", "hbm_bytes_per_s", "flops_per_s")
 OPTIONAL_IN_LINK = (
     "kind", "topology", "latency_s", "setup_s", "step_s", "per_peer_s", "relative_error", "max_devices",
     "algorithms", "source", "one_shot_setup_s", "push_per_peer_s", "push_efficiency",
+    "push_normed_s",
 )  # fmt: skip
 ASSUMED = "assumed: "
 NO_SOURCE = "given by the file, no source"

@@ -118,6 +118,9 @@ class Link:
     push_efficiency: Share | None = Field(
         default=None, description="share of bytes_per_s that pushed words reach"
     )
+    push_normed_s: Seconds | None = Field(
+        default=None, description="what a residual and a norm behind a pushed sum add to it, in its launch, s"
+    )
 
     def __post_init__(self) -> None:
         # On a ring only neighbours are one hop apart; the other algorithms' formulas ignore distance.
@@ -134,6 +137,8 @@ class Link:
                 raise InputError(f"missing key {key!r}, which algorithm 'pushed' needs")
             if given and not self.pushes:
                 raise InputError(f"{key} is of algorithm 'pushed', which is not among algorithms")
+        if self.push_normed_s is not None and not self.pushes:
+            raise InputError("push_normed_s is of algorithm 'pushed', which is not among algorithms")
 
     @property
     def pushes(self) -> bool:
@@ -148,7 +153,7 @@ class Link:
         left = tuple(name for name in self.algorithms if name != "pushed")
         if not left:
             raise InputError("algorithms: is pushed alone; serving takes collectives of libraries: give one")
-        return replace(self, algorithms=left, push_per_peer_s=None, push_efficiency=None)
+        return replace(self, algorithms=left, push_per_peer_s=None, push_efficiency=None, push_normed_s=None)
 
 
 @dataclass(frozen=True, config=STRICT)

@@ -105,6 +105,7 @@ PART_OF_KIND: Mapping[str, str] = {
     "embedding": "element-wise and cache",
     "sample": "element-wise and cache",
     "all_reduce": "communication",
+    "all_reduce_normed": "communication",
     "all_gather": "communication",
     "reduce_scatter": "communication",
     "exchange_priority": "speculation",

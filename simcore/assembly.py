@@ -815,6 +815,7 @@ def _hardware(
         processors=spec.processors,
         jobs=place.jobs,
         power=_power_limit(device, fitted, place.cap_times),
+        normed_sums=link is not None and link.push_normed_s is not None and table is None,
         vendor=spec.vendor,
         board_power_w=spec.board_power_w,
     )

@@ -22,6 +22,7 @@ from simcore.validate.machines.buffers.decoder import DecoderState, decoder_stat
 from simcore.validate.machines.cpu.machine import TorchRun
 from simcore.validate.machines.cuda.cuda_api import TorchCudaApi
 from simcore.validate.machines.cuda.machine import Card, CardRun
+from simcore.validate.machines.cuts import units
 from simcore.validate.timing.pace import pace
 from tests.fake_card import FakeCudaApi, MeetingCudaApi
 from tests.test_torch_decoder import answer
@@ -226,15 +227,18 @@ def launches_of(
 def test_a_sum_its_residual_and_the_norm_behind_it_are_one_launch(
     name: str, outside: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Wherever a stage ends. Those of a layer with one residual are launched one by one."""
-    model = Decoder(replace(CONFIGS[name], layers=2), ranks=2, batch=1, dtypes=F32, outside=outside)
+    """Where the model says so, and wherever a stage ends. Those of a layer with one residual are launched one
+    by one."""
+    sizes = {"ranks": 2, "batch": 1, "dtypes": F32, "outside": outside}
+    model = Decoder(replace(CONFIGS[name], layers=2), normed_sums=True, **sizes)
     state, _ = card_decoder_states(
         model, {"tensor": 2}, SEED, CONTEXT, 1, device="cpu", drawn_on="cpu", devices=["cpu"] * 2
     )
     of = state.weights.of
     gains = [of("mlp_norm", 0), of("attn_norm", 1), of("mlp_norm", 1)] + outside * [of("head_norm", 2)]
     gains = [] if name == "parallel" else gains
-    ops, walk = model.token_step.ops, list[tuple[str, int]]()
+    ops, walk = [unit for op in model.token_step.ops for unit in units(op)], list[tuple[str, int]]()
+    assert ops == [*Decoder(model.config, **sizes).token_step.ops]
     state.restore(0)
     for op in ops:
         walk.append((op.name, state.layer))

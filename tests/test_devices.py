@@ -24,6 +24,7 @@ from simcore.devices.price import pricer, roofline
 from simcore.devices.profile import PROFILES, load_profile, points, profile_names
 from simcore.devices.spec import DeviceSpec, device_names, load_device
 from simcore.input.files import InputError
+from simcore.models.decoder import MOST_NORMED_ROWS
 from simcore.ops import op as ops
 from simcore.ops.op import Op, Price, Size
 from simcore.scenario import parse_scenario
@@ -466,6 +467,41 @@ def test_pushed_collectives_are_near_what_was_measured() -> None:
     assert max(errors) < 0.14
 
 
+def normed(rows: int, hidden: int, ranks: int) -> Op:
+    """A sum over ranks with its residual and the norm behind it."""
+    addition = ops.residual("residual", tokens=rows, hidden=hidden, dtype="bf16")
+    last = ops.norm("norm", tokens=rows, hidden=hidden, dtype="bf16")
+    return ops.all_reduce_normed((reduced(rows * hidden, ranks), addition, last))
+
+
+def test_sums_with_a_norm_are_near_what_was_measured() -> None:
+    """One constant for five medians of up to 16 rows on two H200; of more no op is made."""
+    path = Path(__file__).parents[1] / "validate" / "measured" / "h200_collectives.csv"
+    with path.open(encoding="utf-8") as file:
+        rows = [
+            row for row in csv.DictReader(file) if row["kind"] == "normed_sum" and row["method"] == "words"
+        ]
+    errors = [
+        abs(1e6 * collective_seconds(normed(of, 4096, 2), H200.link())[0] / float(row["median_us"]) - 1.0)
+        for row in rows
+        if (of := int(row["bytes"]) // 8192) <= MOST_NORMED_ROWS and row["date"] > "2026-11-30"
+    ]
+    assert len(errors) == 5
+    assert median(errors) < 0.03
+    assert max(errors) < 0.06
+
+
+def test_a_sum_with_a_norm_is_one_op_of_three() -> None:
+    op, link = normed(4, 4096, 2), H200.link()
+    alone, (addition, last) = reduced(4 * 4096, 2), op.parts[1:]
+    more_s = collective_seconds(op, link)[0] - collective_seconds(alone, by_one(link, "pushed"))[0]
+    assert more_s == pytest.approx(link.push_normed_s)
+    assert (op.ranks, op.axis, op.name, op["elements"]) == (2, alone.axis, alone.name, 4 * 4096)
+    assert op.work == alone.work + addition.work + last.work
+    with pytest.raises(InputError, match=r"none of the algorithms .* does that"):
+        collective_seconds(op, link.by_libraries())
+
+
 def test_engines_do_not_push() -> None:
     link = H200.link()
     assert link.by_libraries().algorithms == ("one_shot", "ring", "tree")
@@ -477,6 +513,8 @@ def test_engines_do_not_push() -> None:
         replace(link, algorithms=("ring",))
     with pytest.raises(ValueError, match="missing key 'push_efficiency'"):
         replace(link, push_efficiency=None)
+    with pytest.raises(ValueError, match="push_normed_s is of algorithm 'pushed'"):
+        replace(link.by_libraries(), push_normed_s=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -530,6 +568,8 @@ def test_closed_forms() -> None:
     assert collectives.put_s(size, link) == pytest.approx(1.12e-5)
     assert collectives.pushed_pass_s(size, 4, pushed) == pytest.approx(1e-6 + 3 * (3e-7 + 5e-6))
     assert collectives.pushed_all_reduce_s(size, 4, pushed) == pytest.approx(1e-6 + 3 * (3e-7 + 2e-5))
+    own = replace(pushed, push_normed_s=7e-7)
+    assert collectives.pushed_normed_sum_s(size, 4, own) == pytest.approx(1e-6 + 3 * (3e-7 + 2e-5) + 7e-7)
     # A put is pushed where that is faster.
     assert collectives.put_s(size, pushed) == pytest.approx(1.12e-5)
     fast = replace(pushed, push_per_peer_s=1e-7)

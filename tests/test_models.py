@@ -11,7 +11,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simcore.models.decoder import STYLES, Decoder, Dtypes, Style, quantized_of, why_not
+from simcore.models.decoder import (
+    MOST_NORMED_ROWS,
+    STYLES,
+    Decoder,
+    Dtypes,
+    Style,
+    quantized_of,
+    why_not,
+)
 from simcore.models.decoder_config import DecoderConfig, ModelError, config_from_hugging_face, load_config
 from simcore.models.mixers import FULL
 from simcore.models.served_decoder import ServedDecoder
@@ -314,6 +322,33 @@ def test_graphs_of_a_layer_are_those_of_a_token(style: Style, ranks: int) -> Non
     assert model.between.ops == (*model.after.ops, *model.before.ops)
     assert model.last.ops == (*model.after.ops, *model.head.ops)
     assert model.token_step.reads == {"context"}
+
+
+@pytest.mark.parametrize("batch", [1, MOST_NORMED_ROWS, MOST_NORMED_ROWS + 1])
+def test_sums_take_residual_and_norm_along(batch: int) -> None:
+    """Two a layer, the last one with the norm before the LM head; of more rows none. A layer by itself ends
+    with its sum; what follows it in a graph joins it there."""
+    plain, joined = (Decoder(TOY, ranks=2, batch=batch, normed_sums=each) for each in (False, True))
+    for graph in ("token_step", "after", "between", "last", "first", "before"):
+        one, other = getattr(plain, graph).ops, getattr(joined, graph).ops
+        apart = [part for op in other for part in (op.parts or (op,))]
+        assert apart == [*one]
+        found = [tuple(part.name for part in op.parts) for op in other if op.parts]
+        sums = sum(op.kind == "all_reduce" for op in one)
+        if batch > MOST_NORMED_ROWS or graph in ("first", "before"):
+            assert not found
+        else:
+            assert len(found) == (sums if graph != "after" else sums - 1)
+            ends = {
+                "after": "mlp_norm",
+                "between": "attn_norm",
+                "last": "head_norm",
+                "token_step": "head_norm",
+            }
+            assert found[0] == ("attn_reduce", "attn_residual", "mlp_norm")
+            assert found[-1][-1] == ends[graph]
+    alone = Decoder(TOY, batch=batch, normed_sums=True)
+    assert alone.token_step == Decoder(TOY, batch=batch).token_step
 
 
 def test_a_layer_in_parts_has_the_work_of_the_whole() -> None:

@@ -26,7 +26,15 @@ OUTSIDE_NAMES = frozenset(
 )
 ATTENTION_KINDS = frozenset({"decode_attention", "speculative_attention", "linear_attention_decode"})
 COMMUNICATION_KINDS = frozenset(
-    {"all_gather", "all_reduce", "reduce_scatter", "exchange_priority", "put", "all_gather_matmul"}
+    {
+        "all_gather",
+        "all_reduce",
+        "all_reduce_normed",
+        "reduce_scatter",
+        "exchange_priority",
+        "put",
+        "all_gather_matmul",
+    }
 )
 
 

@@ -51,6 +51,9 @@ STYLES: tuple[Style, ...] = ("all_reduce", "scatter_gather", "fused_gather")
 CONTEXT = Size("context")
 TENSOR = "tensor"
 GROUP = "group"
+NORMED_SUM = ("all_reduce", "residual", "norm")
+# Of more rows its programs take several each, and from 64 on three launches are faster (two H200).
+MOST_NORMED_ROWS = 16
 SPECULATED = "speculated"
 
 
@@ -112,7 +115,8 @@ class Decoder:
     give it; the whole non-attention part then comes after attention. `outside`: with embedding, last norm, LM
     head and greedy choice; without it layers alone, residual stream in and out. `quantized`: products whose
     inputs, if they are of 8 bits, a kernel of its own makes so; those of others the op before does, and
-    always those of an `o` that gathers heads itself (fused_gather).
+    always those of an `o` that gathers heads itself (fused_gather). `normed_sums`: a sum over ranks takes the
+    residual and the norm behind it along, where one graph has all three (`joins_sums`).
     Raises ModelError if the model cannot be sharded over `ranks`. Of a hybrid, whose layers differ, `layer`
     and `token_step` are the graphs; those of one layer for all (`before`, `attend`, `after` and what holds
     them) raise ModelError.
@@ -127,6 +131,7 @@ class Decoder:
     parts: bool = False
     outside: bool = True
     quantized: tuple[Quantized, ...] = ()
+    normed_sums: bool = False
 
     def __post_init__(self) -> None:
         if reason := why_not(self.config, self.ranks):
@@ -187,7 +192,7 @@ class Decoder:
         if self.parts:
             layer = (*self._before(mixer), *self._after(mixer))
             return Graph("after", (self._whole("non_attention", layer),))
-        return Graph("after", self._after(mixer))
+        return self._joined(Graph("after", self._after(mixer)))
 
     @cached_property
     def head(self) -> Graph:
@@ -201,7 +206,7 @@ class Decoder:
     @cached_property
     def between(self) -> Graph:
         """From one attention's output to the next layer's attention, captured as one graph."""
-        return self.after + self.before
+        return self._joined(self.after + self.before)
 
     @cached_property
     def first(self) -> Graph:
@@ -211,7 +216,7 @@ class Decoder:
     @cached_property
     def last(self) -> Graph:
         """From the last attention's output to the next token."""
-        return self.after + self.head
+        return self._joined(self.after + self.head)
 
     @cached_property
     def token_step(self) -> Graph:
@@ -226,7 +231,32 @@ class Decoder:
         # Positions are of the context, also where nothing attends over it: it is no part of a price.
         first = tuple(ops.placed(op, position=CONTEXT) for op in self.embed.ops)
         begin = self.embed.ops if self.config.attention_layers else first
-        return Graph("token_step", (*begin, *whole, *self.head.ops))
+        return self._joined(Graph("token_step", (*begin, *whole, *self.head.ops)))
+
+    @property
+    def joins_sums(self) -> bool:
+        """Whether sums take residual and norm along: of few rows, where there are kernels for it."""
+        return self.normed_sums and isinstance(self.batch, int) and self.batch <= MOST_NORMED_ROWS
+
+    def _joined(self, graph: Graph) -> Graph:
+        """A graph in which sums take residual and norm along, if they do."""
+        if not self.joins_sums:
+            return graph
+        # Layers repeat the same few objects, and so they do here.
+        made: dict[tuple[int, ...], Op] = {}
+        ops_, at = list[Op](), 0
+        while at < len(graph.ops):
+            three = graph.ops[at : at + 3]
+            if tuple([op.kind for op in three]) != NORMED_SUM:
+                ops_.append(graph.ops[at])
+                at += 1
+                continue
+            key = tuple(map(id, three))
+            if key not in made:
+                made[key] = ops.all_reduce_normed((three[0], three[1], three[2]))
+            ops_.append(made[key])
+            at += len(NORMED_SUM)
+        return replace(graph, ops=tuple(ops_))
 
     def layer(self, mixer: str, mixing: tuple[Op, ...] | None = None) -> tuple[Op, ...]:
         """The ops of a layer with such a mixer; `mixing` takes the place of its attention's op."""

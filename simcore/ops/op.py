@@ -724,6 +724,12 @@ def all_reduce(name: str, *, elements: Dim, ranks: int, axis: str, dtype: str) -
     return _collective("all_reduce", name, elements, ranks, axis, dtype, _two_passes)
 
 
+def all_reduce_normed(parts: tuple[Op, Op, Op]) -> Op:
+    """An all_reduce, the residual that its sum is added to, and the norm of that, by one launch."""
+    fused = fuse("all_reduce_normed", parts[0].name, parts)
+    return replace(fused, shape=(("elements", dict(parts[0].shape)["elements"]), *fused.shape))
+
+
 def exchange_priority(*, elements: Dim, ranks: int, axis: str, dtype: str) -> Op:
     """All-gather of the priority vector p, with the residual stream and the new K and V of the rank that
     holds them, written in place (ALSpec Algorithm 2 and its footnote 2). `elements`: sent by one rank."""

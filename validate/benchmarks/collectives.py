@@ -62,7 +62,7 @@ BYTES = tuple(1 << n for n in range(11, 20))
 RANKS = (2, 4, 8)
 KINDS = ("all_reduce", "all_gather")
 NORMS = ("normed_sum", "sum_add_norm")
-NORM_ROWS, HIDDEN = (1, 8), 4096
+NORM_ROWS, HIDDEN = (1, 2, 4, 8, 16, 32, 64, 128), 4096
 CALLS, REPLAYS, WARM_UPS = 50, 30, 3
 # Inboxes of the calls of a graph, in turn, and one pair more where ranks meet before it.
 SITES = 2

@@ -142,6 +142,7 @@ class Bench:
                 chunk=case.chunk,
                 parts=self.hardware.parts,
                 outside=self.scenario.part == "model",
+                normed_sums=self.hardware.normed_sums,
             )
         return self.models[key]
 

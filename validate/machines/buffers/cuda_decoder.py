@@ -213,11 +213,11 @@ class CardDecoderState(CardState):
         self.skip(op)
 
     def execute_all(self, ops: Sequence[Op]) -> None:
-        """Runs local ops, those of IN_ONE by one launch where ranks meet by kernels."""
-        at = 0
+        """Runs local ops; where ranks meet by kernels, those of IN_ONE by one launch if the model says so."""
+        in_one, at = self._meeting is not None and self.model.joins_sums, 0
         while at < len(ops):
             three = ops[at : at + 3]
-            if self._meeting is not None and tuple([op.name for op in three]) in IN_ONE:
+            if in_one and tuple([op.name for op in three]) in IN_ONE:
                 self._sum_and_norm(*three)
                 at += 3
             else:

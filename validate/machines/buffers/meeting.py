@@ -18,6 +18,7 @@ from simcore.kernels.collectives import Inboxes, all_gather, all_reduce, inboxes
 from simcore.models.decoder import Decoder
 from simcore.ops.op import Op
 from simcore.validate.machines.buffers.decoder import layer_after
+from simcore.validate.machines.cuts import units
 from simcore.validate.machines.state import torch_dtype
 
 # Looks at an inbox before a rank gives up: some seconds.
@@ -112,7 +113,7 @@ def meeting(model: Decoder, devices: Sequence[torch.device | str], *, speculates
     meet elsewhere."""
     check_peers(devices)
     found, layer = Meeting(), 0
-    for op in model.token_step.ops:
+    for op in (unit for whole in model.token_step.ops for unit in units(whole)):
         beside = model.speculate.ops if speculates and op.kind == "decode_attention" else ()
         for each in (op, *beside):
             if each.ranks > 1:
