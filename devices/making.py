@@ -173,6 +173,8 @@ def _write_points(lines: Iterable[Sequence[object]], path: Path) -> None:
 
 # Before the number of shapes that a source keeps where others were measured later.
 STAY = ", of which stay "
+# Before what stands beside the shapes that a source keeps.
+BESIDE = "; beside them: "
 # What stands for the costs of verbs beside kinds of op.
 VERBS = "verbs"
 
@@ -217,14 +219,14 @@ def renewed(before: FittedProfile, later: FittedProfile, kinds: Collection[str])
         # All of it was measured anew: the first of these is its birth then.
         birth = births.pop(next(i for i, each in enumerate(births) if each.birth.points)).birth
     said = [
-        f"{', '.join(each.kinds)}: {each.birth.date.partition('T')[0]}"
+        f"{'beside them' if each.beside else ', '.join(each.kinds)}: {each.birth.date.partition('T')[0]}"
         + (f", {each.birth.points} shapes" if each.birth.points else "")
         for each in births
     ]
     costs = later.overheads if VERBS in kinds else {}
     return replace(
         before,
-        source="; ".join([f"{before.source.partition(STAY)[0]}{STAY}{own}", *said]),
+        source="; ".join([f"{before.source.partition(STAY)[0].partition(BESIDE)[0]}{STAY}{own}", *said]),
         fits=(
             *(row for row in before.fits if not is_among(kinds, row.kind, _format_of(row))),
             *(row for row in later.fits if is_among(kinds, row.kind, _format_of(row))),
@@ -256,9 +258,9 @@ def _births_of(kept: Sequence[Measured], renewed: Sequence[Renewed], kinds: Coll
     return births
 
 
-def _has(each: Iterable[str], kind: str) -> bool:
+def _has(names: Iterable[str], kind: str) -> bool:
     """Whether a kind of op, whole or in one format, is among names with formats."""
-    return any(kind in (name, whole_kind(name)) for name in each)
+    return any(kind in (name, whole_kind(name)) for name in names)
 
 
 def extended(before: FittedProfile, later: FittedProfile) -> FittedProfile:
@@ -278,7 +280,7 @@ def extended(before: FittedProfile, later: FittedProfile) -> FittedProfile:
     date = birth.date.partition("T")[0]
     return replace(
         before,
-        source=f"{before.source}; beside them: {date}, {birth.points} shapes",
+        source=f"{before.source}{BESIDE}{date}, {birth.points} shapes",
         fits=(*before.fits, *(row for row in later.fits if (row.kind, row.where) not in lines)),
         points=(*before.points, *later.points),
         renewed=(*before.renewed, Renewed(tuple(beside), birth, later.notes, beside)),

@@ -127,7 +127,8 @@ def pricer(
             found = found or _linear(tariff, op)
         if found is None and (fitted or op.dtype in MULTIPLIED_AS):
             found = price_narrow(op, partial(_plain, tariff), tariff.floor)
-        if found is None and op.parts:
+        # What is one launch across a link has a price of its own.
+        if found is None and op.parts and not crosses_link(op):
             return summed([price(part) for part in op.parts])
         if found is None:
             found = _collective(tariff, op) if crosses_link(op) else _roofline_price(tariff, op)

@@ -328,6 +328,7 @@ def test_shapes_that_a_profile_lacks_stand_beside_what_it_has(
     new = Counter(f"{point.kind}:{point.dtype}" for point in more.points[len(has) :])
     assert (added.beside, added.birth.points) == (new, len(more.points) - len(has))
     assert load_profile("h200-sxm", str(target / "profile.yaml")) == more
+    assert more.source.startswith(f"{before.source}; beside them: ")
     assert len((target / "points.csv").read_text().splitlines()) == 1 + len(more.points)
     # What is renewed later takes the place of both, and leaves the others theirs.
     later = measure(True, "residual")
@@ -338,6 +339,9 @@ def test_shapes_that_a_profile_lacks_stand_beside_what_it_has(
         ((*beside,), beside), (("residual",), {}), (("norm",), {}),
     ]  # fmt: skip
     counts = Counter(point.kind for point in last.points)
+    own = last.birth.points if last.birth else 0
+    said = f", of which stay {own}; beside them: {added.birth.date[:10]}, {sum(beside.values())} shapes; "
+    assert last.source.startswith(f"{before.source}{said}")
     assert last.birth is not None
     assert last.birth.points == counts["sample"] - sum(beside.values())
     line, wide = replace(last.fits[0], where="dtype=fp64"), replace(last.points[0], dtype="fp64")

@@ -270,6 +270,12 @@ def test_scales_that_do_not_fit_are_refused() -> None:
             many = wrong[0].expand(2, -1).repeat(rows, 1), wrong[1], wrong[2].repeat(rows, 1), wrong[3]
             with pytest.raises(ValueError, match=said.replace("2, 3", f"{2 * rows}, 3")):
                 product_of_blocks(*many[:2], Scales(*many[2:]))
+    with pytest.raises(ValueError, match="blocks of 128 x 64 are not those of the scales"):
+        matmul(x, weight, scales=Scales(of_x, of_weight), config=MatmulConfig(64, 64, 128, 1, 2, 4))
+    with pytest.raises(ValueError, match="weight has to be column-major"):
+        product_of_blocks(x, weight.contiguous(), Scales(of_x, of_weight))
+    with pytest.raises(ValueError, match="rows of x have to be contiguous"):
+        product_of_blocks(x.t().contiguous().t(), weight, Scales(of_x, of_weight))
     with pytest.raises(ValueError, match="nothing is added to a product with scales"):
         matmul(x, weight, scales=Scales(of_x, of_weight), activated=True)
     wrong_op = ops.matmul("product", m=2, n=200, k=384, dtype="fp8_b128")

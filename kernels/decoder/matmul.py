@@ -308,6 +308,8 @@ def matmul(
     config = config or config_for(m, weight, chained=chained, scaled=scales is not None)
     if config.rows < m:
         raise ValueError(f"a layout of {config.rows} rows for {m}")
+    if scales is not None and (config.columns, config.depth) != (FP8_BLOCK, FP8_BLOCK):
+        raise ValueError(f"blocks of {config.depth} x {config.columns} are not those of the scales")
     x = x.to(weight.dtype)
     out = torch.empty(m, width, dtype=_returned(weight), device=x.device) if out is None else out
     partials, counters = None, None
@@ -370,6 +372,10 @@ def _check_scales(x: Tensor, weight: Tensor, scales: Scales) -> None:
     (m, k), n = x.shape, weight.shape[1]
     if {x.dtype, weight.dtype} != {torch.float8_e4m3fn} or k % FP8_BLOCK or n % FP8_BLOCK:
         raise ValueError(f"x {kind(x)} and weight {kind(weight)} are no whole blocks of {FP8_BLOCK} in fp8")
+    if x.stride(1) != 1 or not (is_by_columns(weight) or weight.is_contiguous()):
+        raise ValueError(
+            f"rows of x have to be contiguous, and rows or columns of weight: {kind(x)}, {kind(weight)}"
+        )
     blocks = k // FP8_BLOCK
     wanted = ("x", scales.x, (m, blocks)), ("weight", scales.weight, (blocks, n // FP8_BLOCK))
     for name, found, shape in wanted:
@@ -425,9 +431,12 @@ def product(
 
 
 def product_of_blocks(x: Tensor, weight: Tensor, scales: Scales) -> Tensor:
-    """Returns x [m, k] times weight [k, n] in bf16, both fp8 with scales of blocks, k and n whole blocks: by
-    `matmul` or cuBLAS, whichever is faster; for the latter x is padded to whole multiples of rows. Raises
-    ValueError for tensors that do not fit."""
+    """Returns x [m, k] times weight [k, n] in bf16, both fp8 with scales of blocks, k and n whole blocks of
+    128, weight column-major: by `matmul` or cuBLAS, whichever is faster; for the latter, which has them for
+    compute capability 9.0 alone, x is padded to whole fours of rows. Raises ValueError for tensors that do
+    not fit."""
+    if not is_by_columns(weight) and weight.shape[1] > 1:
+        raise ValueError(f"weight has to be column-major, not {kind(weight)} with strides {weight.stride()}")
     (m, n), whole = (len(x), weight.shape[1]), _rows_of_cublas(len(x))
     if m <= MOST_ROWS and (m < ROWS_OF_CUBLAS or n <= FILLED[m > FEW_ROWS_OF_BLOCKS]):
         return matmul(x, weight, scales=scales)
@@ -493,8 +502,9 @@ def _with_rows(x: Tensor, rows: int) -> Tensor:
 
 
 def _run(op: Op, x: Tensor, weight: Tensor, *scales: Tensor) -> Tensor:
-    del op
-    return product_of_blocks(x, weight, Scales(*scales)) if scales else product(x, weight, in_step=True)
+    if op.dtype == BLOCKS:
+        return product_of_blocks(x, weight, Scales(*scales))
+    return product(x, weight, in_step=True)
 
 
 def _reference(op: Op, x: Tensor, weight: Tensor, *scales: Tensor) -> Tensor:

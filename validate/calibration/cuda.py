@@ -145,6 +145,7 @@ def calibrate_card(
         later = profile_of(device, points, born, {}, failed, left_out, quick, found) if points else None
         if missing:
             assert later is not None
+            later = replace(later, notes=(*later.notes, *["measured with --quick"] * quick))
             profile = write_extended(target, later, map(cells, points))
         elif later is not None:
             ops = [name for name in few if name != VERBS]

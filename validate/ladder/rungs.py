@@ -31,6 +31,7 @@ import numpy as np
 import torch
 from pydantic.dataclasses import dataclass as checked
 
+from simcore.devices.collectives import crosses_link
 from simcore.devices.fit import Fit, fit_two
 from simcore.devices.making import condition
 from simcore.devices.price import launches_and_floor, summed
@@ -250,7 +251,7 @@ def prices_of(
             fitted = found.price(launches, floor_s, f"fit to {found.n} measured shapes of {op.kind}")
             # Two constants for many shapes may promise more than the device can do.
             return fitted.longer(max(0.0, floor_s - fitted.seconds))
-        if op.parts:
+        if op.parts and not crosses_link(op):
             return summed([price(part) for part in op.parts])
         if otherwise is None:
             raise InputError(f"no {op.kind} was measured, and the replay launches {op.name}")

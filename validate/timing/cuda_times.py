@@ -332,7 +332,10 @@ def has_fp8() -> bool:
 
 
 def has_format(op: Op) -> bool:
-    """Whether the card computes in an op's number format."""
+    """Whether the card computes in an op's number format. cuBLAS has scales of blocks of 128 for compute
+    capability 9.0 alone."""
+    if op.dtype == "fp8_b128":
+        return torch.cuda.get_device_capability() == (9, 0)
     return multiplied_as(op.dtype) != "fp8" or has_fp8()
 
 

@@ -9,7 +9,7 @@ from functools import partial
 from math import isfinite
 from typing import Any
 
-from simcore.input.files import InputError
+from simcore.input.files import InputError, enumerated
 from simcore.machine import laws, metrics
 from simcore.machine.machine import LawError
 from simcore.machine.trace import Trace
@@ -122,8 +122,9 @@ def _communication(axes: Axes, result: Result) -> Row:
         why = f"inside {', '.join(inside)}, which the profile has as a whole"
         return Row(axes, "exposed_communication_s", None, "s", source=why)
     seconds = metrics.exposed_communication_s(result.by_kind)
-    fused = "all_gather_matmul" in result.by_kind
-    source = "with the projection that all_gather_matmul holds" if fused else ""
+    holds = {"all_gather_matmul": "the projection", "all_reduce_normed": "the residual and the norm"}
+    inside = [f"{what} that {kind} holds" for kind, what in holds.items() if kind in result.by_kind]
+    source = f"with {enumerated(inside)}" if inside else ""
     return Row(axes, "exposed_communication_s", seconds, "s", source=source)
 
 

@@ -29,7 +29,7 @@ from simcore.kernels.decoder.split_kv import Cache
 from simcore.kernels.decoder.token import note
 from simcore.kernels.streams import current_gate, shared
 from simcore.machine import mesh as layout
-from simcore.models.decoder import GROUP, SPECULATED, TENSOR, Decoder, Dtypes
+from simcore.models.decoder import GROUP, NORMED_SUM, SPECULATED, TENSOR, Decoder, Dtypes
 from simcore.models.mixers import FULL, SLIDING, STATEFUL
 from simcore.models.served_decoder import ServedDecoder
 from simcore.ops.op import Graph, Op
@@ -52,12 +52,6 @@ from simcore.validate.machines.buffers.pairing import Pairing, Speculating, pair
 from simcore.validate.machines.state import CardState, current_told, torch_dtype
 
 CONTEXT = "context"
-# A sum, the residual that it is added to, and the norm of that: one launch of ranks that meet by kernels.
-IN_ONE = {
-    ("attn_reduce", "attn_residual", "mlp_norm"),
-    ("mlp_reduce", "mlp_residual", "attn_norm"),
-    ("mlp_reduce", "mlp_residual", "head_norm"),
-}
 
 
 def _buffers(model: Decoder, weights: Weights, device: torch.device | str) -> dict[str, Tensor]:
@@ -213,11 +207,12 @@ class CardDecoderState(CardState):
         self.skip(op)
 
     def execute_all(self, ops: Sequence[Op]) -> None:
-        """Runs local ops; where ranks meet by kernels, those of IN_ONE by one launch if the model says so."""
+        """Runs local ops; where ranks meet by kernels and the model says so, a sum with residual and norm by
+        one launch."""
         in_one, at = self._meeting is not None and self.model.joins_sums, 0
         while at < len(ops):
             three = ops[at : at + 3]
-            if in_one and tuple([op.name for op in three]) in IN_ONE:
+            if in_one and tuple([op.kind for op in three]) == NORMED_SUM:
                 self._sum_and_norm(*three)
                 at += 3
             else:
