@@ -7,6 +7,7 @@ Bad input: one line, exit code 2.
 """
 
 import json
+import math
 import os
 import shlex
 import sys
@@ -316,6 +317,8 @@ def calibrate(
         return
     _check_no_service(more, scenario, engine, settings)
     check_real(on)
+    if minutes is not None and not math.isfinite(minutes):
+        raise InputError(f"--minutes: is {minutes}; a number of minutes is needed")
     from simcore.validate.calibration import cpu as calibration  # noqa: PLC0415
 
     if on == CARD:
@@ -328,7 +331,7 @@ def calibrate(
         )
     elif minutes is not None or kinds is not None or missing:
         name = "--minutes" if minutes is not None else "--kinds" if kinds is not None else "--missing"
-        raise InputError(f"{name}: is for --on {CARD} only; --on {on} takes half a minute")
+        raise InputError(f"{name}: is for --on {CARD} only; --on {on} measures all, in half a minute")
     else:
         target = out or calibration.profile_path(on)
         profile = calibration.calibrate(on, target, quick, terminal.progress())

@@ -10,6 +10,7 @@ import yaml
 from pydantic import ValidationError
 
 from simcore.assembly import assemble
+from simcore.devices.price import pricer
 from simcore.devices.spec import load_device
 from simcore.input.files import InputError
 from simcore.ops import op as ops
@@ -380,6 +381,34 @@ def test_an_engine_s_own_products_are_no_faster_than_the_datasheet_allows() -> N
     op = ops.matmul("qkv", m=1, n=8, k=8, dtype="fp8")
     price = with_engine(plain_price, lambda op: Floor(0.0, 3.9e-6, 0.0))
     assert price(replace(op, shape=(*op.shape, *marks))).seconds == pytest.approx(3.9e-6)
+
+
+def test_an_engine_s_ends_of_prices_are_no_faster_than_the_datasheet_allows() -> None:
+    """A price by the datasheet begins at its bound, and an engine's too, whatever its table or a factor."""
+    hosts = {"fp8": HostTime(products_of="vllm-0.19"), "bf16": HostTime(memory_factor=0.9)}
+    for dtype, host in hosts.items():
+        op = ops.matmul("qkv", m=1, n=8, k=8, dtype=dtype)
+        at_bound = Price(4e-6, 3.9e-6, 5e-6, "roofline", "")
+        price = with_engine(lambda op, found=at_bound: found, lambda op: Floor(0.0, 3.9e-6, 0.0))
+        found = price(replace(op, shape=(*op.shape, *host.marks)))
+        assert found.low_s == pytest.approx(3.9e-6)
+        assert found.low_s <= found.seconds <= found.high_s
+
+
+@pytest.mark.parametrize("dtype", ["fp8", "fp8_b128"])
+def test_a_card_without_8_bits_has_no_kernels_of_them(dtype: str) -> None:
+    """Its weights are read as they are and multiplied in bf16, by whatever engine."""
+    for device, own in (("a6000", False), ("h100-sxm", True)):
+        for engine in ("sglang", "vllm"):
+            given = {"kind": "continuous_batching", "engine": engine}
+            bench = bench_of(given, dtype=dtype, device=device)
+            (strategy,) = bench.scenario.strategies
+            model = bench.model(1, strategy.host)
+            assert any(op.kind == "quantize" for op in model.mixed.ops) == own
+    price = pricer(load_device("a6000"))
+    sizes = {"m": 3, "n": 4096, "k": 4096}
+    plain, blocks = (price(ops.matmul("o", dtype=each, **sizes)) for each in ("fp8", "fp8_b128"))
+    assert blocks.seconds == pytest.approx(plain.seconds, rel=1e-3)
 
 
 def test_kernels_that_formats_have_no_use_for_are_named() -> None:

@@ -117,10 +117,15 @@ def test_a_row_is_one_of_its_replicas_at_its_share_of_the_rate(row: Row) -> None
     assert (row.replicas, scenario.devices, said.ranks) == (4, [2], [2])
     assert scenario.workload.arrivals.model_dump()["rate_per_s"] == [10.0]
     assert scenario.workload.requests == [10 * RUN_S]
+    # Every fourth request of a Poisson stream comes to one of four replicas.
+    arrivals = scenario.workload.arrivals.model_dump()
+    assert (arrivals["kind"], arrivals["cv"]) == ("gamma", 0.5)
+    assert (said.ahead, said.host.step_s) == (0, 3e-3)
     assert (said.token_budget, said.max_sequences, said.prefill) == ([1536], [2048], ["chunked"])
     assert said.memory.share == 0.9
     whole = scenario_of(row, replicas=4)
     assert (whole.devices, whole.workload.requests) == ([8], [40 * RUN_S])
+    assert whole.workload.arrivals.model_dump()["kind"] == "poisson"
     assert scenario_of(replace(row, chunked=False)).strategies[0].model_dump()["prefill"] == ["whole"]
 
 

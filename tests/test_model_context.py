@@ -191,6 +191,14 @@ def test_keys_that_nobody_knows_are_told() -> None:
     assert note == "not known, and priced as if they were not there: engram_tables, wavelets"
 
 
+def test_keys_of_formats_that_nobody_knows_are_told() -> None:
+    """A typo would make plain fp8 of blocks."""
+    given = {"quant_method": "fp8", "weight_blocksize": [128, 128], "fmt": "e4m3"}
+    (note,) = read(quantization_config=given).notes
+    assert note == "not known, and priced as if they were not there: quantization_config.weight_blocksize"
+    assert not read(quantization_config={"quant_method": "fp8", "weight_block_size": [128, 128]}).notes
+
+
 def test_the_language_model_inside_others_is_read() -> None:
     outside = {"model_type": "mistral3", "torch_dtype": "bfloat16", "vision_config": {"hidden_size": 1024}}
     found = config_from_hugging_face("toy", {**outside, "text_config": {**LLAMA, "torch_dtype": None}})

@@ -27,7 +27,7 @@ all_reduce and separate otherwise.
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
@@ -69,6 +69,17 @@ class Dtypes:
     def of(self, matrix: str) -> str:
         """The format of one weight matrix: qkv, o, gate, up, down, lm_head, embedding."""
         return dict(self.each).get(matrix, self.weights)
+
+    def multiplied(self, rates: Collection[str]) -> "Dtypes":
+        """These where a device multiplies formats at `rates`: weights in others are read as they are and
+        multiplied as activations."""
+
+        def here(name: str) -> str:
+            return name if multiplied_as(name) in rates else self.activation
+
+        return replace(
+            self, weights=here(self.weights), each=tuple((key, here(name)) for key, name in self.each)
+        )
 
 
 def quantized_of(dtypes: Dtypes, names: Iterable[Quantized]) -> tuple[Quantized, ...]:

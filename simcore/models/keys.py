@@ -75,6 +75,11 @@ _PLAIN = """
     vision_token_id vocab_size
 """
 PLAIN = frozenset(_PLAIN.split())
+# Keys of a quantization_config of method fp8: those that are read, and those that change no product.
+OF_FP8 = frozenset({
+    "quant_method", "activation_scheme", "fmt", "weight_block_size", "modules_to_not_convert",
+    "ignored_layers", "dequantize", "scale_fmt", "kv_cache_scheme", "producer",
+})  # fmt: skip
 
 
 def check_keys(name: str, config: Mapping[str, Any]) -> None:
@@ -95,6 +100,11 @@ def key_notes(config: Mapping[str, Any]) -> list[str]:
     unknown = sorted(key for key, value in config.items() if key not in passed and value not in (None, False))
     if unknown:
         notes.append(f"not known, and priced as if they were not there: {', '.join(unknown)}")
+    quantized = config.get("quantization_config")
+    given = quantized if isinstance(quantized, dict) and quantized.get("quant_method") == "fp8" else {}
+    if other := sorted(map(str, given.keys() - OF_FP8)):
+        names = ", ".join(f"quantization_config.{key}" for key in other)
+        notes.append(f"not known, and priced as if they were not there: {names}")
     if config.get("no_rope_layers"):
         notes.append("no_rope_layers: rotary embedding is priced in all layers")
     return notes

@@ -87,7 +87,7 @@ def scenario_of(row: Row, *, replicas: int = 1, loaded: bool = False) -> Serving
         "devices": row.ranks * replicas,
         "workload": {
             "requests": round(rate * RUN_S),
-            "arrivals": {"kind": "poisson", "rate_per_s": rate},
+            "arrivals": _arrivals(rate, row.replicas / replicas),
             "prompt_tokens": data["prompt_tokens"],
             "output_tokens": data["output_tokens"],
         },
@@ -101,7 +101,8 @@ def scenario_of(row: Row, *, replicas: int = 1, loaded: bool = False) -> Serving
                 "prefill": "chunked" if row.chunked else "whole",
                 "prefix_caching": False,
                 "memory": {"share": row.kv_share},
-                "host": {"quantizes": facts()["engine"]["quantizes"]},
+                "ahead": facts()["engine"]["ahead"],
+                "host": facts()["engine"]["host"],
             }
         ],
         "measure": {"kind": "whole_run"},
@@ -111,6 +112,14 @@ def scenario_of(row: Row, *, replicas: int = 1, loaded: bool = False) -> Serving
     parsed = parse_scenario(document, row.label)
     assert isinstance(parsed, ServingScenario)
     return parsed
+
+
+def _arrivals(rate_per_s: float, streams: float) -> dict[str, Any]:
+    """Returns the arrivals at one of several streams that a router makes of a Poisson stream: every n-th of
+    its requests, if it is even, so that gaps have the coefficient of variation 1 / sqrt(n)."""
+    if facts()["engine"]["router"] == "even" and streams > 1.0:
+        return {"kind": "gamma", "rate_per_s": rate_per_s, "cv": streams**-0.5}
+    return {"kind": "poisson", "rate_per_s": rate_per_s}
 
 
 def predict_all(

@@ -39,7 +39,7 @@ to a version of an engine on some machine. `simcore calibrate --from` fits them 
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Protocol, get_args
 
 from pydantic import Field, field_validator
@@ -220,7 +220,7 @@ def with_engine(price: Pricer, roofline: Roofline) -> Pricer:
     """Returns prices that know the op HOST_STEP too, by the costs in its shape, and ops with `marks`, by the
     factors and the kernels in theirs."""
 
-    plain: dict[Op, tuple[Price, float, str]] = {}
+    plain: dict[Op, tuple[Price, float, str, float]] = {}
 
     def priced(op: Op) -> Price:
         if op.kind == HOST_STEP:
@@ -233,24 +233,25 @@ def with_engine(price: Pricer, roofline: Roofline) -> Pricer:
             if len(plain) >= MOST_KNOWN:
                 plain.clear()
             plain[unmarked] = _bounded(unmarked, price(unmarked), roofline(unmarked))
-        found, least, by = plain[unmarked]
+        found, least, by, bound_s = plain[unmarked]
         factor, own = PARTS * op[by], op[KERNELS_OF]
-        if not own:
-            return found.times(max(factor, least))
-        theirs = by_engine(MEASURED[own - 1], unmarked, found)
-        return theirs.times(max(factor, least * found.seconds / theirs.seconds if theirs.seconds else factor))
+        theirs = by_engine(MEASURED[own - 1], unmarked, found) if own else found
+        least = least * found.seconds / theirs.seconds if theirs.seconds else factor
+        there = theirs.times(max(factor, least))
+        return replace(there, low_s=max(there.low_s, min(bound_s, there.seconds)))
 
     return priced
 
 
-def _bounded(op: Op, price: Price, floor: Floor) -> tuple[Price, float, str]:
+def _bounded(op: Op, price: Price, floor: Floor) -> tuple[Price, float, str, float]:
     """Returns a price, the least factor that leaves it above the datasheet's bound (1 if it is below it
-    already), and the entry of the shape with the factor of its engine."""
+    already), the entry of the shape with the factor of its engine, and the bound in seconds."""
     bound = floor.of(price)
     least = min(1.0, bound.seconds / price.seconds) if price.seconds > 0.0 else 1.0
     if op.ranks > 1:
-        return price, least, BY_MEETING
-    return price, least, BY_ARITHMETIC if bound.compute_s > bound.memory_s else BY_MEMORY
+        return price, least, BY_MEETING, bound.seconds
+    by = BY_ARITHMETIC if bound.compute_s > bound.memory_s else BY_MEMORY
+    return price, least, by, bound.seconds
 
 
 # -- the front end -----------------------------------------------------------------------------------------
