@@ -231,9 +231,12 @@ def _roofline_price(tariff: _Tariff, op: Op) -> Price:
 def _collective(tariff: _Tariff, op: Op) -> Price:
     link = tariff.link or tariff.spec.link()
     seconds, algorithm = collective_seconds(op, link)
+    floor_s = tariff.floor(op).seconds
+    # A residual and a norm that go along read and write memory, too.
+    seconds = max(seconds, floor_s)
     return Price(
         seconds,
-        max(tariff.floor(op).seconds, seconds * (1.0 - link.relative_error)),
+        max(floor_s, seconds * (1.0 - link.relative_error)),
         seconds * (1.0 + link.relative_error),
         "roofline",
         f"alpha-beta, {algorithm} over {link.kind}",

@@ -1220,7 +1220,7 @@ def test_an_other_models_matrices_are_extrapolated() -> None:
         of = factors.setdefault((op["n"], op["k"]), float(noise.uniform(-0.25, 0.25)))
         points.append(a_point(op, noise=of))
     price = pricer(H200, profile=profile_of("h200-sxm", points, profile_born(), {}))
-    own, other = (price(matmul("q", m=100, n=n, k=4096, dtype="bf16")) for n in (6144, 5120))
+    own, other = (price(matmul("q", m=100, n=n, k=4096, dtype="bf16")) for n in (6144, 5376))
     assert own.source == "interpolated"
     assert other.source == "extrapolated"
     assert other.high_s / other.low_s > 1.2 > own.high_s / own.low_s
