@@ -112,7 +112,7 @@ def of_mlperf(path: Path, seed: int, jobs: int | None, *, search: bool) -> Itera
         if one.is_simulated:
             errors |= {MLPERF_NAMES[name]: one.latency_pct(name) for name in mlperf_predict.FIGURES}
         place = (mlperf_predict.ENGINE, row.model, row.card, f"{row.scenario}, Poisson")
-        yield Judged(path.name, row.label, place, "nothing", errors)
+        yield Judged(path.name, row.label, place, mlperf_predict.facts()["engine"]["fitted_to"], errors)
 
 
 def lines(found: Sequence[Judged]) -> Iterator[str]:
