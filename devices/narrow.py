@@ -3,7 +3,7 @@
     weights of b bytes   t = sqrt(t_few t_bf16)
                          t_few = max(t_bf16 over n b / 2 columns, t_bf16 floor / floor_bf16)
     int8                 t = t_fp8, if the device multiplies both at one rate
-    fp8_b128             t = sqrt(t_fp8 t_bf16), t_fp8 if the device multiplies both as bf16
+    fp8_b128             t = sqrt(t_fp8 t_bf16)
 
 Products of bf16 over n b / 2 columns read the same bytes; `floor` is the roofline, which keeps a product
 bound by arithmetic from an impossible gain. A kernel that widens weights on the way moves fewer bytes and
@@ -35,16 +35,11 @@ def price_narrow(op: Op, known: Known, floor: Roofline) -> Price | None:
     if op.dtype in (INT8, FP8_BLOCKS):
         fp8 = replace(op, dtype=FP8)
         measured = known(fp8)
-        alike = (
-            floor(fp8).compute_s == floor(wide).compute_s
-            if op.dtype == FP8_BLOCKS
-            else floor(fp8) == floor(op)
-        )
-        if measured is not None and op.dtype == FP8_BLOCKS and not alike:
+        if measured is not None and op.dtype == FP8_BLOCKS:
             return _between(
                 measured, whole, measured.seconds, floor(op).seconds, "products of fp8 and of bf16"
             )
-        if measured is not None and alike:
+        if measured is not None and floor(fp8) == floor(op):
             return replace(measured, source=_trust(measured), detail=f"as fp8; {measured.detail}")
     few = known(replace(wide, shape=_fewer_columns(op)))
     if few is None:

@@ -10,7 +10,6 @@ import yaml
 from pydantic import ValidationError
 
 from simcore.assembly import assemble
-from simcore.devices.price import pricer
 from simcore.devices.spec import load_device
 from simcore.input.files import InputError
 from simcore.ops import op as ops
@@ -405,10 +404,6 @@ def test_a_card_without_8_bits_has_no_kernels_of_them(dtype: str) -> None:
             (strategy,) = bench.scenario.strategies
             model = bench.model(1, strategy.host)
             assert any(op.kind == "quantize" for op in model.mixed.ops) == own
-    price = pricer(load_device("a6000"))
-    sizes = {"m": 3, "n": 4096, "k": 4096}
-    plain, blocks = (price(ops.matmul("o", dtype=each, **sizes)) for each in ("fp8", "fp8_b128"))
-    assert blocks.seconds == pytest.approx(plain.seconds, rel=1e-3)
 
 
 def test_kernels_that_formats_have_no_use_for_are_named() -> None:

@@ -78,7 +78,7 @@ PLAIN = frozenset(_PLAIN.split())
 # Keys of a quantization_config of method fp8: those that are read, and those that change no product.
 OF_FP8 = frozenset({
     "quant_method", "activation_scheme", "fmt", "weight_block_size", "modules_to_not_convert",
-    "ignored_layers", "dequantize", "scale_fmt", "kv_cache_scheme", "producer",
+    "ignored_layers", "scale_fmt", "kv_cache_scheme", "kv_cache_quant_algo", "producer",
 })  # fmt: skip
 
 
@@ -102,7 +102,8 @@ def key_notes(config: Mapping[str, Any]) -> list[str]:
         notes.append(f"not known, and priced as if they were not there: {', '.join(unknown)}")
     quantized = config.get("quantization_config")
     given = quantized if isinstance(quantized, dict) and quantized.get("quant_method") == "fp8" else {}
-    if other := sorted(map(str, given.keys() - OF_FP8)):
+    set_ = {str(key) for key, value in given.items() if value not in (None, False)}
+    if other := sorted(set_ - OF_FP8):
         names = ", ".join(f"quantization_config.{key}" for key in other)
         notes.append(f"not known, and priced as if they were not there: {names}")
     if config.get("no_rope_layers"):

@@ -33,6 +33,7 @@ from simcore.planning.verdict import Rule
 from simcore.scenario import parse_scenario
 from simcore.sim.kept import cache_folder
 from simcore.studies.serving.scenario import ServingScenario
+from simcore.studies.serving.strategies import host_of
 from simcore.validate.mlperf.rows import MODELS, Row
 
 FACTS = Path(__file__).resolve().parent / "mlperf.yaml"
@@ -167,7 +168,8 @@ def _steady(point: Point, row: Row) -> float:
     # At a moment a decoding request is the likelier seen the longer it is, and halfway on average.
     cached = prompt + float((steps**2).mean() / (2.0 * steps.mean()))
     most = row.max_num_tokens / (prompt + float(steps.mean()))
-    model, (price, _) = bench.model(row.ranks), bench.price(row.ranks, "value")
+    host = host_of(case.strategy)
+    model, (price, _) = bench.model(row.ranks, host), bench.price(row.ranks, "value")
 
     def step_s(share: float) -> float:
         requests = share * most

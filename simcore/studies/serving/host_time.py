@@ -238,7 +238,8 @@ def with_engine(price: Pricer, roofline: Roofline) -> Pricer:
         theirs = by_engine(MEASURED[own - 1], unmarked, found) if own else found
         least = least * found.seconds / theirs.seconds if theirs.seconds else factor
         there = theirs.times(max(factor, least))
-        return replace(there, low_s=max(there.low_s, min(bound_s, there.seconds)))
+        lowest_s = min(bound_s, there.seconds)
+        return there if there.low_s >= lowest_s else replace(there, low_s=lowest_s)
 
     return priced
 
