@@ -233,6 +233,25 @@ def test_an_infinity_that_both_have_is_no_error_and_weighs_nothing() -> None:
     assert _relative(turned, torch.tensor([3.0 + 4.0j], dtype=torch.complex128)) == pytest.approx(0.1)
 
 
+def test_what_is_fused_across_a_link_is_not_priced_by_its_parts() -> None:
+    """Its parts were measured as launches of their own; a fused op of one rank has their times."""
+    addition = ops.residual("residual", tokens=2, hidden=64, dtype="fp32")
+    last = ops.norm("norm", tokens=2, hidden=64, dtype="fp32")
+    total = ops.all_reduce("sum", elements=128, ranks=2, axis="tensor", dtype="fp32")
+    crossing, local = (
+        ops.all_reduce_normed((total, addition, last)),
+        ops.fuse("both", "both", (addition, last)),
+    )
+    times = {plain(op): [1e-3] for op in (total, addition, last)}
+
+    def by_link(op: Op) -> Price:
+        return Price(5e-6, 4e-6, 6e-6, "roofline", "")
+
+    price = prices_of(times, no_floor, by_link)
+    assert price(crossing).seconds == pytest.approx(5e-6)
+    assert price(local).seconds == pytest.approx(2e-3)
+
+
 @pytest.mark.parametrize("off", [(0.25, 0.0), (0.0, 0.25), (0.125, 0.25)])
 def test_a_fused_op_is_as_wrong_as_the_worst_of_its_parts(off: tuple[float, float]) -> None:
     """Parts of 2 and 4 tokens, each of which is off by so much."""
