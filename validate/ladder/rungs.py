@@ -230,8 +230,8 @@ def prices_of(
     machine.
 
     An op without times is priced by the measured ops of its kind and dtype, by whatever is closer to them: a
-    fit, or `otherwise`, all times as many; a fused op on one rank by its parts, the rest by `otherwise`. The prices raise
-    InputError if none of these exists.
+    fit, or `otherwise`, all times as many; a fused op on one rank by its parts, the rest by `otherwise`. The
+    prices raise InputError if none of these exists.
     """
     known = {op: _price_of(seconds, launches_and_floor(op, floor)[1]) for op, seconds in times.items()}
     fits = _fits(known, floor)
