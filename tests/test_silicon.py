@@ -318,6 +318,28 @@ def test_a_row_becomes_the_closed_loop_that_it_was(tmp_path: Path) -> None:
     assert scenario_of(replace(waiting, ranks=8), "none").strategies[0].model_dump()["wait_steps"] == 0
 
 
+@pytest.mark.parametrize(("clients", "places"), [(1, 1), (2, 1), (9, 8)])
+def test_a_place_is_missing_for_the_models_whose_rows_say_so(
+    clients: int, places: int, tmp_path: Path
+) -> None:
+    one = row(PLAIN_8B, clients, 1, tmp_path)
+    assert scenario_of(one, "none").strategies[0].model_dump()["max_sequences"] == [places]
+    other = row(PLAIN_8B, clients, 1, tmp_path, model_path="Qwen/Qwen3-32B")
+    assert scenario_of(other, "none").strategies[0].model_dump()["max_sequences"] == [2048]
+    fewer = replace(one, series=replace(one.series, max_sequences=3))
+    assert fewer.places == min(places, 3)
+
+
+@pytest.mark.parametrize("clients", [2, 4, 8])
+def test_one_always_waits_for_anothers_answer_where_a_place_is_missing(clients: int, tmp_path: Path) -> None:
+    """Little's law: requests take clients / places of their time in service, so that they wait for
+    1 / places of it; but in the first of their ten rounds, for which none is served before."""
+    one = row(PLAIN_8B, clients, 1, tmp_path, osl="512")
+    found, _ = predict(one, "none", NO_HOST_TIME)
+    served_s = found.cycle_s(one) - found.waiting_s
+    assert 0.9 <= found.waiting_s / (served_s / one.places) <= 1.0
+
+
 def test_lengths_are_constant_where_a_series_says_so(tmp_path: Path) -> None:
     work = scenario_of(row(PLAIN_8B, 4, 1, tmp_path), "none").workload.model_dump()
     assert work["prompt_tokens"] == {"kind": "constant", "value": [512]}
@@ -332,9 +354,10 @@ def test_prefixes_are_kept_where_prompts_come_again(tmp_path: Path) -> None:
 
 
 def test_a_prediction_is_of_the_first_replica_s_requests_after_the_warm_up(tmp_path: Path) -> None:
-    """12 requests a client of which 2 warm up, with answers that are all as long; and with lengths drawn."""
+    """10 requests a client of which 2 warm up, with answers that are all as long; and with lengths drawn."""
     for kind, warm_up in ((PLAIN_8B, 2), (MAX_70B, 0)):
         one = row(kind, 2, 1 if warm_up else 2, tmp_path)
+        one = replace(one, series=replace(one.series, warm_up=warm_up))
         found, bench = predict(one, "none", NO_HOST_TIME)
         served = bench.run(next(cases(bench)), 0).served
         # Nothing of a datasheet is extrapolated.

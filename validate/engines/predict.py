@@ -80,7 +80,7 @@ def scenario_of(row: Row, profile: str, host: HostTime = NO_HOST_TIME) -> Servin
     strategy = {
         "kind": "continuous_batching",
         "token_budget": budget,
-        "max_sequences": row.clients if known.max_sequences == "clients" else known.max_sequences,
+        "max_sequences": row.places,
         "prefill": known.prefill,
         "ahead": known.ahead,
         "prefix_caching": known.distinct_prompts is not None,

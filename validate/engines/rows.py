@@ -85,6 +85,7 @@ class Series:
     products_of: Measured | None = None
     quantizes: tuple[Quantized, ...] = ()
     checkpoints: dict[str, str] = field(default_factory=dict)
+    places_missing: dict[str, Count] = field(default_factory=dict)
 
     @property
     def fitted_as(self) -> str:
@@ -131,6 +132,14 @@ class Row:
     def kv_dtype(self) -> str:
         """The number format of the KV cache."""
         return multiplied_as(self.weights) if self.series.kv_dtype == AS_WEIGHTS else self.series.kv_dtype
+
+    @property
+    def places(self) -> int:
+        """How many requests the engine ran at a time, at most."""
+        known = self.series
+        most = self.clients if known.max_sequences == "clients" else known.max_sequences
+        missing = known.places_missing.get(self.model)
+        return most if missing is None else max(min(most, self.clients - missing), 1)
 
     @property
     def cycle_s(self) -> float:
