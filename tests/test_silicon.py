@@ -333,7 +333,7 @@ def test_a_place_is_missing_for_the_models_whose_rows_say_so(
 @pytest.mark.parametrize("clients", [2, 4, 8])
 def test_one_always_waits_for_anothers_answer_where_a_place_is_missing(clients: int, tmp_path: Path) -> None:
     """Little's law: requests take clients / places of their time in service, so that they wait for
-    1 / places of it; but in the first of their ten rounds, for which none is served before."""
+    1 / places of it. In the first of ten rounds they wait less, as the engine is empty: hence 0.9."""
     one = row(PLAIN_8B, clients, 1, tmp_path, osl="512")
     found, _ = predict(one, "none", NO_HOST_TIME)
     served_s = found.cycle_s(one) - found.waiting_s

@@ -227,8 +227,10 @@ def _predict_tasks(tasks: Sequence[Task], profile: str, known: Known) -> list[Pr
 
 
 def least(rows: Sequence[Row], jobs: int | None = None) -> list[Predicted]:
-    """Returns all rows' figures with ops at the datasheet's rates, no time between them, no prefix cached."""
-    plain = [replace(row, series=replace(cast(Any, row.series), distinct_prompts=None)) for row in rows]
+    """Returns all rows' figures with ops at the datasheet's rates, no time between them, no prefix cached, no
+    place missing."""
+    bound: dict[str, Any] = {"distinct_prompts": None, "places_missing": {}}
+    plain = [replace(row, series=replace(cast(Any, row.series), **bound)) for row in rows]
     return predict_all([(row, NO_HOST_TIME) for row in plain], FLOOR, jobs)
 
 

@@ -135,7 +135,7 @@ class Row:
 
     @property
     def places(self) -> int:
-        """How many requests the engine ran at a time, at most."""
+        """How many requests the engine ran at a time, at most; one at least."""
         known = self.series
         most = self.clients if known.max_sequences == "clients" else known.max_sequences
         missing = known.places_missing.get(self.model)
