@@ -340,6 +340,14 @@ def test_one_always_waits_for_anothers_answer_where_a_place_is_missing(clients: 
     assert 0.9 <= found.waiting_s / (served_s / one.places) <= 1.0
 
 
+def test_no_place_is_missing_from_the_datasheets_bound(tmp_path: Path) -> None:
+    """What waits for a place that was deduced cannot say that a row is impossible."""
+    one = row(PLAIN_8B, 4, 1, tmp_path)
+    full = replace(one, series=replace(one.series, places_missing={}))
+    (bound,), (of_all,) = least([one], 1), least([full], 1)
+    assert bound == of_all
+
+
 def test_lengths_are_constant_where_a_series_says_so(tmp_path: Path) -> None:
     work = scenario_of(row(PLAIN_8B, 4, 1, tmp_path), "none").workload.model_dump()
     assert work["prompt_tokens"] == {"kind": "constant", "value": [512]}
