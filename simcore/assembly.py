@@ -384,10 +384,7 @@ def _on_device(scenario: Scenario, where: str, device: DeviceInUse, place: Place
             config = config.first_layers(1)
         own = decode.Bench(scenario, config, hardware, _hits(config.name), _rival(where, scenario, hardware))
         study = DeviceStudy(decode, own, device.title, here, _name_of(device.profile))
-    warnings += [
-        *_format_warnings(spec, hardware.dtypes),
-        *_idle_kernels(scenario, hardware.multiplied or hardware.dtypes),
-    ]
+    warnings += [*_format_warnings(spec, hardware.dtypes), *_idle_kernels(scenario, hardware.multiplied)]
     warnings += format_warnings(scenario.dtype, scenario.dtypes, config)
     notes, serves = format_notes(scenario.dtype, config), isinstance(scenario, ServingScenario)
     return Parts(study, warnings, described, price, scenario, notes, hardware.power if serves else None)
@@ -805,8 +802,8 @@ def _hardware(
         link_latency_s=link.latency_s if link and table is None else None,
         style=lambda ranks: cast(Style, spec.tensor_parallel_style(ranks)),
         usable=usable,
-        dtypes=(dtypes := _dtypes(scenario, config, table)),
-        multiplied=dtypes.multiplied(spec.flops_per_s),
+        dtypes=_dtypes(scenario, config, table),
+        multiplies=frozenset(spec.flops_per_s),
         chunk=(table.chunk_tokens if table else None) or DEFAULT_CHUNK,
         parts=table is not None and table.granularity == "parts",
         memory_bandwidth_share=_memory_reach(spec, shared),

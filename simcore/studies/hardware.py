@@ -34,7 +34,7 @@ class Hardware:
     a kernel. `jobs`: the most processes that simulate. `kept`: the store of graph prices for other runs.
     `power`: the limit of its power, None if nothing is known of it.
     `of_our_schedule`: names of those `overheads` that a calibration measured of this project's own schedule.
-    `multiplied`: the formats in which its weights are multiplied, None: those of `dtypes`.
+    `multiplies`: the number formats that it multiplies; none: all.
     `normed_sums`: whether a sum over ranks takes the residual and the norm behind it along.
     `vendor`: who makes it, empty if unknown; `board_power_w`: most that one takes, W, None if unknown.
     """
@@ -64,10 +64,15 @@ class Hardware:
     kept: KeptPrices | None = None
     power: PowerLimit | None = None
     of_our_schedule: Collection[str] = ()
-    multiplied: Dtypes | None = None
+    multiplies: Collection[str] = ()
     normed_sums: bool = False
     vendor: str = ""
     board_power_w: float | None = None
+
+    @property
+    def multiplied(self) -> Dtypes:
+        """The number formats in which weights are multiplied here."""
+        return self.dtypes.multiplied(self.multiplies) if self.multiplies else self.dtypes
 
     @property
     def measured(self) -> bool:

@@ -207,7 +207,7 @@ class Bench:
         cannot be sharded so."""
         hardware = self.hardware
         # Hosts that differ in nothing that this model has share its graphs and their prices.
-        host = host.of_steps.in_formats(hardware.multiplied or hardware.dtypes)
+        host = host.of_steps.in_formats(hardware.multiplied)
         if (ranks, host) not in self.models:
             style, ops = hardware.style(ranks), host.ops(ROWS)
             self.models[ranks, host] = ServedDecoder(

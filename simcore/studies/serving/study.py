@@ -159,10 +159,7 @@ def _refusal_of(bench: Bench, case: Case) -> str | None:
         return f"{case.axes.label}: devices: {case.axes.devices} are more than the one of this machine"
     reason = hardware.usable(ranks)
     # An engine's kernels matter in their formats alone, in which no machine computes.
-    if (
-        hardware.measured
-        and host_of(case.strategy).in_formats(hardware.multiplied or hardware.dtypes) != NO_HOST_TIME
-    ):
+    if hardware.measured and host_of(case.strategy).in_formats(hardware.multiplied) != NO_HOST_TIME:
         reason = "host: a real machine takes the time of its own host; leave it out, or run on sim"
     if case.scaling is not None:
         reason = _no_scaling(case.scaling, case.servers, measured=hardware.measured) or reason
