@@ -44,6 +44,7 @@ MODULES = (
 # Modules that MODULES import, directly or not: mypyc compiles their types in, for one the index of each item
 # of a NamedTuple.
 IMPORTED = (
+    "schedules.host_calls",
     "models.context_limit",
     "models.decoder_config",
     "input.files",

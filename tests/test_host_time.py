@@ -152,6 +152,62 @@ def test_every_strategy_s_steps_take_longer(strategy: dict[str, Any]) -> None:
     np.testing.assert_allclose(longer_s, 20 * 1.1e-3, rtol=0.06)
 
 
+# -- calls of ops ------------------------------------------------------------------------------------------
+
+ONE_CLIENT = {"requests": 3, "arrivals": {"kind": "closed_loop", "clients": 1}}
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda strategy: strategy["kind"])
+@pytest.mark.parametrize("call_s", [1e-9, 3e-5, 2e-4])
+def test_a_step_with_a_prompt_waits_for_the_calls_of_its_ops(strategy: dict[str, Any], call_s: float) -> None:
+    """One client at a time: no step runs before a prompt's, so nothing of its calls is hidden. Temporal
+    fusion computes first tokens in a step of their own, after it."""
+    plain, called = (
+        result_of(strategy | {"host": host}, workload=ONE_CLIENT).served for host in ({}, {"call_s": call_s})
+    )
+    bench = bench_of(strategy)
+    calls_s = call_s * bench.model(1).called(bench.model(1).prefill)
+    decoded_s = {"temporal_fusion": plain.finish_s - plain.first_token_s}.get(strategy["kind"], 0.0) / 19.0
+    prompt_s = plain.first_token_s - plain.scheduled_s - decoded_s
+    np.testing.assert_allclose(
+        called.first_token_s - called.scheduled_s - decoded_s, np.maximum(prompt_s, calls_s), rtol=0.01
+    )
+    # Steps that only decode are captured graphs.
+    np.testing.assert_allclose(
+        called.finish_s - called.first_token_s, plain.finish_s - plain.first_token_s, rtol=1e-3
+    )
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_calls_are_hidden_behind_the_step_before_where_steps_are_decided_ahead(ahead: int) -> None:
+    """Calls that take longer than any op: each step with prompts takes them, less the step before it."""
+    call_s = 1e-4
+    bench = bench_of(CONTINUOUS | {"ahead": ahead, "host": {"call_s": call_s}})
+    steps = bench.run(next(cases(bench)), 0).journal
+    model = bench.model(1)
+    of = np.where(steps["decoding"] > 0, model.called(model.mixed), model.called(model.prefill))
+    took_s = steps["end_s"] - steps["start_s"]
+    each_s = took_s / steps["replays"]
+    # The step before, if it ended when this one began.
+    idle = np.append(True, steps["start_s"][1:] - steps["end_s"][:-1] > 1e-4)
+    hidden_s = np.where(idle, 0.0, np.append(0.0, each_s[:-1])) * ahead
+    prompts = steps["prefill_tokens"] > 0
+    assert prompts.sum() > 10
+    assert (~idle & prompts).any()
+    np.testing.assert_allclose(took_s[prompts], (call_s * of - hidden_s)[prompts], atol=6e-5)
+
+
+def test_a_product_makes_its_own_inputs_of_8_bits_in_one_call() -> None:
+    kernels = {"call_s": 1e-5, "quantizes": ["qkv", "o", "gate_up", "down"]}
+    bench = bench_of(CONTINUOUS, dtype="fp8")
+    plain, own = (bench.model(1, HostTime(**host)) for host in ({"call_s": 1e-5}, kernels))
+    assert own.mixed.kernels > plain.mixed.kernels
+    assert own.called(own.mixed) == plain.called(plain.mixed) == plain.mixed.kernels
+    # The host's own part of a step is no call.
+    hosted = bench.model(1, HostTime(call_s=1e-5, step_s=1e-3))
+    assert hosted.called(hosted.mixed) == plain.called(plain.mixed)
+
+
 SCALED = {"kind": "open_requests", "target": 4, "check_s": 0.1, "start_s": 0.2, "keep_s": 0.1}
 TURNS = {"turns": {"kind": "constant", "value": 3}, "max_context_tokens": 4096, "think_s": 0.1}
 
@@ -218,6 +274,7 @@ def test_a_real_machine_has_a_host_of_its_own() -> None:
     for host, dtype, reason in (
         ({}, "bf16", None),
         (FRONT, "bf16", says),
+        ({"call_s": 1e-5}, "bf16", says),
         (kernels, "bf16", None),
         (kernels, "fp8", says),
     ):
@@ -237,6 +294,7 @@ def test_what_a_host_is_called() -> None:
         "front end 0 ms a request + 0 us a token, 5 us a token beside others"
     )
     assert str(HostTime()) == "no host time"
+    assert str(HostTime(call_s=5e-5)) == "50 us a call of an op with prompts"
     assert str(HostTime(answer_token_s=5e-5, memory_factor=1.05)) == (
         "way out 50 us a token, ops x 1 (arithmetic), x 1.05 (memory), x 1 (collectives)"
     )
@@ -257,6 +315,7 @@ def test_a_label_says_which_host(strategy: dict[str, Any]) -> None:
         ({"request_s": -1.0}, r"strategies\[0\].host.request_s: "),
         ({"requests_s": 1.0}, r"strategies\[0\].host.requests_s: "),
         ({"step_s": 1e9}, r"strategies\[0\].host.step_s: "),
+        ({"call_s": -1e-6}, r"strategies\[0\].host.call_s: "),
         ({"memory_factor": 0.0}, r"strategies\[0\].host.memory_factor: "),
     ],
 )

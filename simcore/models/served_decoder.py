@@ -42,6 +42,7 @@ class ServedDecoder:
     `whole`: an iteration is one op, and so is a prompt, for devices on which only these were timed. `host`:
     what the host of a serving engine adds to each step, as ops that no kernel runs. `marks`: what is added
     to the shape of every other op, by which prices know an engine's kernels. `quantized`: as of `Decoder`.
+    `calls`: the calls by an engine's host of the ops of a step with prompts, None if they take no time.
     Its graphs raise ModelError if the model cannot be sharded over `ranks`.
     """
 
@@ -53,6 +54,7 @@ class ServedDecoder:
     host: tuple[Op, ...] = ()
     marks: tuple[tuple[str, int], ...] = ()
     quantized: tuple[Quantized, ...] = ()
+    calls: Graph | None = None
 
     @cached_property
     def decode(self) -> Graph:
@@ -74,6 +76,10 @@ class ServedDecoder:
         if self.whole:
             return self._graph("mixed", (self._pre_processing(), self._iteration()))
         return self._step("mixed", prompts=True, decodes=True)
+
+    def called(self, step: Graph) -> int:
+        """How many calls by an engine's host a step has: its ops, of which a product makes its own inputs."""
+        return sum(op.kind != "quantize" for op in step.ops) - len(self.host)
 
     @cached_property
     def move(self) -> Graph:

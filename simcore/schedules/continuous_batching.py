@@ -42,6 +42,7 @@ from typing import Literal
 
 from simcore.machine.machine import Machine, Program
 from simcore.models.served_decoder import ServedDecoder, decode_sizes, growth, step_sizes
+from simcore.schedules.host_calls import calls
 from simcore.schedules.paged_kv import PagedKv
 from simcore.schedules.prefix_cache import PrefixCache
 from simcore.workload.requests import END, REQUESTS, Batch, Journal, Request, blocks_for
@@ -68,7 +69,8 @@ class _Server:
     before them; `prompts`: requests in prefill; `decoding`: a heap of (iteration in which it ends, id,
     request); `admitted`: all requests that hold blocks, in order of admission. `arriving`: (step count,
     request): the request is seen when `steps` reaches the count. `waited`: steps for which prompts have
-    waited for others. `cache`: the contents of the blocks, with prefix caching."""
+    waited for others. `before_s`: seconds of the step before, 0 where the device was idle. `cache`: the
+    contents of the blocks, with prefix caching."""
 
     kv: PagedKv
     budget: int
@@ -79,6 +81,7 @@ class _Server:
     wait_tokens: int = 0
     waited: int = 0
     ahead: int = 0
+    before_s: float = 0.0
     cache: PrefixCache | None = None
     steps: int = 0
     arriving: deque[tuple[int, Request]] = field(default_factory=deque)
@@ -126,6 +129,7 @@ def continuous_batching(
             if server.closed:
                 return
             _receive(m, server, journal, [(yield m.recv(REQUESTS))])
+            server.before_s = 0.0
             continue
         needed = kv.needed(1)
         short = needed > kv.total - kv.used
@@ -309,14 +313,15 @@ def _step_with_prompts(
         prompts_ending += request.cached == _prompt(request)
     sizes = step_sizes(sequences, server.kv_tokens + sequences, prompts, prompts_ending)
     if sequences:
-        batch = partial(_batch, server, chunks)
-        step = m.launch(model.mixed, sizes=sizes, advance=growth(sequences), batch=batch)
+        graph, batch = model.mixed, partial(_batch, server, chunks)
+        step = m.launch(graph, sizes=sizes, advance=growth(sequences), batch=batch)
     else:
-        batch = partial(_batch, server, chunks, False)
-        step = m.launch(model.prefill, sizes=sizes, batch=batch)
+        graph, batch = model.prefill, partial(_batch, server, chunks, False)
+        step = m.launch(graph, sizes=sizes, batch=batch)
     start_s = m.now()
-    yield m.wait(step)
+    yield m.wait(step, *calls(m, model, graph, server.before_s if server.ahead else 0.0))
     end_s = m.now()
+    server.before_s = end_s - start_s
     waiting = _waiting(server)
     server.steps += 1
     prompt_tokens, steps = sizes["prompt_tokens"], 1 if sequences else 0
@@ -387,6 +392,7 @@ def _decode(
     start_s = m.now()
     yield m.wait(step)
     end_s = m.now()
+    server.before_s = (end_s - start_s) / step.ran
     waiting = _waiting(server)
     server.steps += step.ran
     server.waited += step.ran if waiting > len(server.arriving) else 0

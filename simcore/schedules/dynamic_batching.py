@@ -20,6 +20,7 @@ from functools import partial
 
 from simcore.machine.machine import MAIN, Machine, Program, Ticket
 from simcore.models.served_decoder import ServedDecoder, decode_sizes, growth, step_sizes
+from simcore.schedules.host_calls import calls
 from simcore.workload.requests import END, REQUESTS, Batch, Journal, Request
 
 # Returns the number of waiting requests and the units of KV held, now.
@@ -112,9 +113,9 @@ def bursts(lengths: Sequence[int], first_alone: bool = False) -> list[tuple[int,
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """A launch and the numbers for its row in the journal."""
+    """A launch, what it is through with, and the numbers for its row in the journal."""
 
-    ticket: Ticket
+    tickets: tuple[Ticket, ...]
     issued_s: float
     replays: int
     decoding: int = 0
@@ -139,8 +140,10 @@ def run_to_end(
     """
     for request in batch:
         request.instance, request.scheduled_s = m.rank, m.now()
-    end_s, tokens, answers = 0.0, 0, partial(_launch_answers, m, model, batch, stream)
     prompts = _launch_prompts(m, model, batch, prompt_stream)
+    # What the host still calls; the stream keeps answers behind the prompts themselves.
+    called = prompts.tickets[1:]
+    end_s, tokens, answers = 0.0, 0, partial(_launch_answers, m, model, batch, stream, called)
     steps = deque([prompts])
     if prompt_stream == stream:
         steps += answers()
@@ -148,7 +151,7 @@ def run_to_end(
         step = steps.popleft()
         start_s = max(step.issued_s, end_s)
         waiting, held = levels()
-        yield m.wait(step.ticket)
+        yield m.wait(*step.tickets)
         end_s = m.now()
         journal.step(
             m.rank, start_s, end_s, step.replays, step.decoding, step.computed, step.prompt_tokens,
@@ -174,11 +177,15 @@ def _launch_prompts(m: Machine, model: ServedDecoder, batch: Sequence[Request], 
     sizes = step_sizes(0, 0, [(request.prompt_tokens, 0) for request in batch], len(batch))
     rows = partial(Batch, [(request, request.prompt_tokens, 0) for request in batch])
     ticket = m.launch(model.prefill, stream=stream, sizes=sizes, batch=rows)
+    tickets = (ticket, *calls(m, model, model.prefill))
     first_tokens = 0 if model.whole else len(batch)
-    return _Step(ticket, m.now(), 1, prompt_tokens=sizes["prompt_tokens"], first_tokens=first_tokens)
+    return _Step(tickets, m.now(), 1, prompt_tokens=sizes["prompt_tokens"], first_tokens=first_tokens)
 
 
-def _launch_answers(m: Machine, model: ServedDecoder, batch: Sequence[Request], stream: str) -> list[_Step]:
+def _launch_answers(
+    m: Machine, model: ServedDecoder, batch: Sequence[Request], stream: str, after: tuple[Ticket, ...]
+) -> list[_Step]:
+    """Queues the answers of a batch behind `after`."""
     size, whole, steps = len(batch), model.whole, []
     lengths = [request.output_tokens - (0 if whole else 1) for request in batch]
     prompts = cached = sum(request.prompt_tokens for request in batch)
@@ -186,6 +193,7 @@ def _launch_answers(m: Machine, model: ServedDecoder, batch: Sequence[Request], 
         ticket = m.launch(
             model.decode,
             stream=stream,
+            after=after if number == 0 else (),
             sizes=decode_sizes(size, cached + size),
             advance=growth(size),
             repeat=replays,
@@ -193,6 +201,6 @@ def _launch_answers(m: Machine, model: ServedDecoder, batch: Sequence[Request], 
         )
         # A first token ends no gap between two tokens, so its request does not count as decoding.
         first = decoding if whole and number == 0 else 0
-        steps.append(_Step(ticket, m.now(), replays, decoding - first, size, first_tokens=first))
+        steps.append(_Step((ticket,), m.now(), replays, decoding - first, size, first_tokens=first))
         cached += replays * size
     return steps

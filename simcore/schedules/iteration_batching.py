@@ -16,6 +16,7 @@ from functools import partial
 
 from simcore.machine.machine import Machine, Program
 from simcore.models.served_decoder import ServedDecoder, decode_sizes, growth, step_sizes
+from simcore.schedules.host_calls import calls
 from simcore.workload.requests import END, REQUESTS, Batch, Journal, Request
 
 
@@ -86,15 +87,12 @@ def _join(m: Machine, model: ServedDecoder, journal: Journal, server: _Server, n
         sequences, ends = decoding + len(new), 0
         kv_tokens += sum(request.prompt_tokens for request in new)
     sizes = step_sizes(sequences, kv_tokens + sequences, prompts, ends)
-    if sequences:
-        step = m.launch(
-            model.mixed, sizes=sizes, advance=growth(sequences), batch=partial(_batch, server, new)
-        )
-    else:
-        step = m.launch(model.prefill, sizes=sizes, batch=partial(_batch, server, new))
+    graph = model.mixed if sequences else model.prefill
+    advance = growth(sequences) if sequences else None
+    step = m.launch(graph, sizes=sizes, advance=advance, batch=partial(_batch, server, new))
     start_s, used = m.now(), decoding + len(new)
     waiting = len(server.waiting)
-    yield m.wait(step)
+    yield m.wait(step, *calls(m, model, graph))
     end_s, prompt_tokens = m.now(), sizes["prompt_tokens"]
     journal.step(m.rank, start_s, end_s, 1, decoding, sequences, prompt_tokens, len(new), waiting, used)
     server.kv_tokens += prompt_tokens + (len(new) if model.whole else 0)

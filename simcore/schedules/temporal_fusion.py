@@ -25,6 +25,7 @@ from functools import partial
 
 from simcore.machine.machine import Machine, Program
 from simcore.models.served_decoder import ServedDecoder, decode_sizes, step_sizes
+from simcore.schedules.host_calls import calls
 from simcore.schedules.shuffle import shuffle as fewest_moves
 from simcore.schedules.shuffle import window
 from simcore.workload.requests import END, REQUESTS, Batch, Journal, Request
@@ -139,7 +140,7 @@ def _pre_process(
     server.prompts[stream] += 1
     step = m.launch(model.prefill, stream=context_stream(stream), sizes=sizes, batch=batch)
     start_s, waiting, held = m.now(), len(server.waiting), server.held
-    yield m.wait(step)
+    yield m.wait(step, *calls(m, model, model.prefill))
     server.prompts[stream] -= 1
     journal.step(m.rank, start_s, m.now(), 1, 0, 0, request.prompt_tokens, 0, waiting, held)
     m.send(INFERENCE, request, m.rank)

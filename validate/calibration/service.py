@@ -8,10 +8,10 @@
 A run is simulated with the load that its file states (`service_runs.py`), or that of a public table
 (`validate/engines`). What runs do not tell apart is not fitted: the cost of a sequence only where some runs
 have more of them in a step than others, that of a prompt's token only where some prompts are longer, and how
-late prompts are beside others only by ENOUGH runs. A way
-out makes itself felt once it is saturated, which slopes at 0 do not show: the search begins with each of
-STARTS. Each run is then held back once, and predicted by what the others say: that is how good it is for a
-load that was not measured.
+late prompts are beside others, and what calls of ops take, only by ENOUGH runs. A way out makes itself felt
+once it is saturated, calls once they take longer than the card, which slopes at 0 do not show: the search
+begins with each of STARTS. Each run is then held back once, and predicted by what the others say: that is how
+good it is for a load that was not measured.
 
 Errors of prices are in these constants too, so they hold for the service that was measured, near its loads.
 How far a run that was not fitted may be follows from the residuals of those that were (J the slopes of all
@@ -52,7 +52,7 @@ WITHIN = {"tpot": 0.02, "ttft": 0.05}
 # Python; an HTTP request that is parsed and handed to another process; tokenising 100,000 tokens a second,
 # half as many in each of several threads; detokenising and sending 50,000.
 USUAL = {
-    "step_s": 2e-3, "sequence_s": 5e-5, "request_s": 1e-2, "prompt_token_s": 1e-5,
+    "step_s": 2e-3, "sequence_s": 5e-5, "call_s": 2e-5, "request_s": 1e-2, "prompt_token_s": 1e-5,
     "prompt_token_late_s": 2e-5, "answer_token_s": 2e-5,
 }  # fmt: skip
 # How far op times of one library are from another's, as standard deviations of logarithms: assumptions. What
@@ -65,9 +65,16 @@ BUSY = 0.5
 COSTS = tuple(USUAL)
 # What a front end takes beside others is told from what it takes one by one by ENOUGH runs.
 LATE = "prompt_token_late_s"
+# So are calls of ops, which a step of some hundred has; it hides behind ops of the card that take longer.
+CALL, CALLS = "call_s", 500
 FACTORS = tuple(SPREAD)
-# Seconds that a token of an answer takes on its way out, where the search begins.
-STARTS = (0.0, 3e-5, 6e-5, 1.2e-4)
+# Where the search begins: seconds that a call of an op takes, and a token of an answer on its way out. They
+# are not felt while something else takes longer, so that slopes at 0 do not show them.
+STARTS = tuple(
+    {"answer_token_s": out_s, "call_s": call_s}
+    for call_s in (0.0, 2e-5, 4e-5)
+    for out_s in (0.0, 3e-5, 6e-5, 1.2e-4)
+)
 # From so many runs on their order says within what share 90 % of others are.
 ENOUGH = 5
 # Errors that no constant tells, at least; and what is no prediction any more.
@@ -141,7 +148,7 @@ def told_apart(runs: Sequence[MeasuredRun]) -> tuple[str, ...]:
     if max(prompts) < APART * min(prompts):
         together.add("prompt_token_s")
     if len(runs) < ENOUGH:
-        together.add(LATE)
+        together |= {LATE, CALL}
     return tuple(name for name in (*COSTS, *FACTORS) if name not in together)
 
 
@@ -266,10 +273,9 @@ class _Search:
         }
 
     def _start(self) -> tuple[Numbers, Numbers]:
-        starts = [
-            np.array([start / USUAL[name] if name == "answer_token_s" else 0.0 for name in self.names])
-            for start in STARTS
-        ]
+        units = [(name, USUAL.get(name, 1.0)) for name in self.names]
+        points = dict.fromkeys(tuple(start.get(name, 0.0) / unit for name, unit in units) for start in STARTS)
+        starts = [np.array(point) for point in points]
         return min(zip(starts, self._off(starts), strict=True), key=lambda each: self._loss(each[1]))
 
     def _slopes(self, x: Numbers, here: Numbers, most: Numbers) -> Numbers:
@@ -299,6 +305,7 @@ class _Search:
         whole = {
             "step_s": [run.times.tpot_s for run in runs],
             "sequence_s": [run.times.tpot_s / run.sequences for run in runs],
+            CALL: [run.times.ttft_s / CALLS for run in runs],
             "request_s": [run.times.ttft_s for run in runs],
             "prompt_token_s": [run.times.ttft_s / run.prompt_tokens for run in runs],
             "prompt_token_late_s": [run.times.ttft_s / run.prompt_tokens for run in runs],

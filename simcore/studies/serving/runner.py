@@ -211,8 +211,9 @@ class Bench:
         if (ranks, host) not in self.models:
             style, ops = hardware.style(ranks), host.ops(ROWS)
             self.models[ranks, host] = ServedDecoder(
-                self.config, ranks, hardware.dtypes, style, hardware.whole, ops, host.marks, host.quantizes
-            )
+                self.config, ranks, hardware.dtypes, style, hardware.whole, ops, host.marks, host.quantizes,
+                host.calls,
+            )  # fmt: skip
         return self.models[ranks, host]
 
     def price(self, ranks: int, end: End) -> tuple[Pricer, GraphPricer]:
