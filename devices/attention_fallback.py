@@ -1,7 +1,8 @@
 """Prices of attention by measured attention: of other lengths, another layout, smaller numbers in the cache.
 
-    paged_attention(s sequences, n tokens in all)    linear between contexts n / s, 64 of them an octave; as
-                                                     measured there, or decode_attention(batch s, context)
+    paged_attention(s sequences, n tokens in all)    linear between contexts n / s, 64 of them an octave, at
+                                                     the same lengths over the mean; as measured there, or
+                                                     decode_attention(batch s, context)
     a cache of 1-byte numbers, one query a sequence  t = sqrt(t_half t_bf16), inside [t_half, t_bf16]
     a cache of 1-byte numbers, prompts               t = t_bf16
     linear_attention_prompts(n tokens of s prompts)  linear_attention_lightning(batch s, length n / s)
@@ -72,18 +73,31 @@ def _paged(op: Op, known: Known) -> Price | None:
     if below is None or above is None:
         return None
     share = (kv_tokens - low * sequences) / (step * sequences)
-    return replace(
-        below,
-        seconds=below.seconds + share * (above.seconds - below.seconds),
-        low_s=below.low_s + share * (above.low_s - below.low_s),
-        high_s=below.high_s + share * (above.high_s - below.high_s),
-        cached=below.cached or above.cached,
+    return Price(
+        below.seconds + share * (above.seconds - below.seconds),
+        below.low_s + share * (above.low_s - below.low_s),
+        below.high_s + share * (above.high_s - below.high_s),
+        below.source,
+        below.detail,
+        below.early_s,
+        below.cached or above.cached,
+        below.left_s,
     )
 
 
 def _of_context(op: Op, context: int, known: Known) -> Price | None:
     """Returns the price of as many sequences with `context` tokens each in the mean."""
-    here = replace(op, shape=_with(op, "kv_tokens", op["sequences"] * context))
+    # Asked for thousands of times a run: a plain op takes half the time of `replace`.
+    here = Op(
+        op.kind,
+        op.name,
+        _with(op, "kv_tokens", op["sequences"] * context),
+        op.dtype,
+        op.formula,
+        op.axis,
+        op.parts,
+        op.place,
+    )
     found = known(here) or _of_one_byte(here, known)
     if found is not None:
         return found
@@ -119,12 +133,13 @@ def _half(op: Op) -> ops.Shape:
     """Returns the shape with half as many tokens of each sequence, rounded up."""
     if op.kind == "paged_attention":
         sequences = op["sequences"]
-        return _with(op, "kv_tokens", sequences * -(-op["kv_tokens"] // (2 * sequences)))
+        shape = _with(op, "kv_tokens", sequences * -(-op["kv_tokens"] // (2 * sequences)))
+        return tuple((name, op[name] // 2 if name == "over_mean" else size) for name, size in shape)
     return _with(op, "context", -(-op["context"] // 2))
 
 
 def _with(op: Op, changed: str, size: int) -> ops.Shape:
-    return tuple((name, size if name == changed else op[name]) for name, _ in op.shape)
+    return tuple([(name, size if name == changed else value) for name, value in op.shape])
 
 
 def _between(half: Price, whole: Price) -> Price:

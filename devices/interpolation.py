@@ -19,6 +19,15 @@ Tiles of convolutions are measured with operands in the cache up to some size (`
 memory beyond: c jumps there, by half and more. Only points on a tile's own side of the jump give its c; if
 they do not surround it, c is as where nothing was measured on one side.
 
+Attention of sequences whose longest is another than of lengths spread evenly has a second correction, d,
+beside that of evenly spread lengths of the same total:
+
+    d(x_i)  = log(measured_i / fitted_i) - c(x_i), 0 at 100 %    x also has the longest length, in percent of
+                                                                 that of lengths spread evenly (LONGEST)
+
+d is linear in the same way, between few shapes: what c knows of numbers of programs stays. That percentage is
+its finest coordinate, so beyond the most unequal lengths of so many sequences d stays.
+
 The interval is from the errors at shapes that c does not use ("check" in points.csv), of all lines of a kind
 and dtype together (`simcore.devices.fit.checked_interval`); without check shapes, from the errors at points
 left out one by one, which are about twice as far from other points as a shape between them
@@ -41,7 +50,16 @@ from simcore.devices.fit import Fit, interval, interval_of
 from simcore.devices.prompt_attention import prompt_coordinates, work_over_floor
 from simcore.input.files import Count, InputError
 from simcore.ops.linear_layer import PROMPTS
-from simcore.ops.op import DTYPE_BYTES, Op, Price, Shape, SourceKind, prompts
+from simcore.ops.op import (
+    DTYPE_BYTES,
+    Op,
+    Price,
+    Shape,
+    SourceKind,
+    longest,
+    longest_of_spread,
+    prompts,
+)
 
 # A shape that differs from every measured one by more than this factor in some dimension is not between them.
 FAR = 8.0
@@ -69,6 +87,12 @@ COMPLEX_BYTES = 8
 ONE_TRANSFORM, LEAST_SIDE, MOST_SIDE = "tile_flash_fft", 16, 16_384
 # Elementwise ops whose programs take rows four at a time: each remainder is a launch of its own kind.
 BY_FOUR = ("gate", "next_input")
+# The coordinate of shapes that say how long their longest sequence is: percent of the longest of lengths that
+# are spread evenly; and the value of these.
+LONGEST, AS_SPREAD = "longest_pct", 100
+# The coordinates between which d is linear, finest last. The queries of a KV head are none: they hardly
+# change how much longer unequal lengths take.
+OF_LENGTHS = ("head_dim", "context", "pairs", LONGEST)
 # Logarithms that differ by less count as equal.
 SAME = 1e-9
 # Most points that are left out one by one, drawn from all.
@@ -156,7 +180,9 @@ def coordinates(kind: str, shape: Mapping[str, int]) -> Mapping[str, int]:
         sequences, tokens, queries, heads = (
             own.pop(name) for name in ("sequences", "kv_tokens", "q_heads", "kv_heads")
         )
-        return {**own, "context": tokens // sequences, "pairs": sequences * heads, "group": queries // heads}
+        over = own.pop("over_mean", None)
+        found = {**own, "context": tokens // sequences, "pairs": sequences * heads, "group": queries // heads}
+        return found if over is None else {**found, LONGEST: longest_pct(tokens, sequences, over)}
     if kind in OF_PROMPTS:
         return OF_PROMPTS[kind](own)
     if kind == "matmul":
@@ -167,6 +193,22 @@ def coordinates(kind: str, shape: Mapping[str, int]) -> Mapping[str, int]:
             own["length"] = _begun(own["length"], CHUNKS[kind])
         return {**own, "pairs": batch * heads}
     return {**own, "left_over": own["rows"] % 4 + 1} if kind in BY_FOUR else own
+
+
+def longest_pct(kv_tokens: int, sequences: int, over_mean: int) -> int:
+    """Returns the length of the longest of some sequences in percent of the longest of as many with as many
+    tokens whose lengths are spread evenly.
+
+    >>> longest_pct(4000, 4, 600), longest_pct(4000, 4, 0), longest_pct(4000, 1, 0)
+    (100, 63, 100)
+    """
+    own = longest_of_spread(kv_tokens, sequences)
+    return round(AS_SPREAD * longest(kv_tokens, sequences, over_mean) / max(1, own))
+
+
+def says_longest(shape: Iterable[tuple[str, object]]) -> bool:
+    """Whether a shape says how long its longest sequence is: measured, it counts in d alone."""
+    return any(name == "over_mean" for name, _ in shape)
 
 
 def _prompts_in(shape: Mapping[str, int]) -> int:
@@ -318,7 +360,7 @@ class Correction:
     `shapes`: the measured shapes; `box`: the least and the greatest value of each coordinate; `cells`: those
     with a point in them (`_cell`); `halves`: the points split by whether operands stay in the cache, or None;
     `errors`: log(measured / predicted) of shapes left out one by one, one each even if coordinates are equal;
-    empty if not computed."""
+    empty if not computed. `of_lengths`: d, if it was measured."""
 
     kind: str
     names: tuple[str, ...]
@@ -335,6 +377,7 @@ class Correction:
     high: float
     halves: "_Halves | None" = None
     errors: Numbers = field(default_factory=lambda: np.zeros(0))
+    of_lengths: "Correction | None" = None
 
     def price(self, fit: Fit, op: Op, launches: int, floor_s: float, detail: str) -> Price | None:
         """Returns the price of an op; None if it differs in a coordinate of `alike`, since nothing was
@@ -347,12 +390,14 @@ class Correction:
         """
         # Every dimension is a number here: the fit's floor was computed from them.
         shape = {name: op[name] for name, _ in op.shape}
-        x = self._at(coordinates(self.kind, shape))
+        own = coordinates(self.kind, shape)
+        x = self._at(own)
         if x is None:
             return None
         inside = self._inside(x)
         outside = max([abs(a - b) for a, b in zip(x, inside, strict=True)], default=0.0)
         c, known = self._c(inside, self._near(shape))
+        c += self._d(own)
         source: SourceKind = "interpolated"
         if op.shape in self.shapes:
             source = "measured"
@@ -368,6 +413,13 @@ class Correction:
             source = "roofline"
         low_s, high_s = interval_of(fitted_s, least_s, self.low**power, self.high**power)
         return Price(seconds, low_s, high_s, source, detail, cached=cached)
+
+    def _d(self, own: Mapping[str, int]) -> float:
+        """Returns d at these coordinates: 0 where lengths are spread evenly, or nothing else was measured."""
+        if self.of_lengths is None or own.get(LONGEST, AS_SPREAD) == AS_SPREAD:
+            return 0.0
+        x = self.of_lengths._at(own)
+        return 0.0 if x is None else self.of_lengths._c(self.of_lengths._inside(x), self.of_lengths.slices)[0]
 
     def _at(self, own: Mapping[str, int]) -> list[float] | None:
         """Returns the place of these coordinates; None if they differ from `alike`."""
@@ -418,11 +470,12 @@ class Correction:
 
     def error(self, fit: Fit, check: Measured) -> float | None:
         """Returns log(measured / predicted) of a shape; None if this correction does not price it."""
-        x = self._at(coordinates(self.kind, check.dimensions))
+        own = coordinates(self.kind, check.dimensions)
+        x = self._at(own)
         if x is None:
             return None
         c, _ = self._c(self._inside(x), self._near(check.dimensions))
-        return math.log(check.median_s / _fitted_s(fit, check)) - c
+        return math.log(check.median_s / _fitted_s(fit, check)) - c - self._d(own)
 
 
 def _mixed(
@@ -492,6 +545,15 @@ def correction(fit: Fit, measured: Sequence[Measured], *, judged: bool = True) -
         raise InputError("a correction needs at least one measured shape")
     if len({point.shape for point in measured}) < len(measured):
         raise InputError(f"{measured[0].kind}: a shape is measured twice")
+    unlike = [point for point in measured if says_longest(point.dimensions.items())]
+    if 0 < len(unlike) < len(measured):
+        others = [point for point in measured if not says_longest(point.dimensions.items())]
+        even = correction(fit, others, judged=judged)
+        return replace(
+            even,
+            shapes=even.shapes.union(tuple(point.dimensions.items()) for point in unlike),
+            of_lengths=_of_lengths(even, fit, unlike),
+        )
     kind = measured[0].kind
     shapes = [coordinates(kind, point.dimensions) for point in measured]
     if any(shape.keys() != shapes[0].keys() for shape in shapes):
@@ -526,6 +588,27 @@ def correction(fit: Fit, measured: Sequence[Measured], *, judged: bool = True) -
         errors = errors + np.array([plain.left_out(int(i)) for i in of])
     low, high = interval(errors)
     return replace(plain, low=low, high=high, errors=errors)
+
+
+def _of_lengths(even: Correction, fit: Fit, measured: Sequence[Measured]) -> Correction | None:
+    """Computes d from shapes that say how long their longest sequence is, beside `even`, the correction of
+    evenly spread lengths; shapes that `even` does not know are left out."""
+    found: dict[tuple[float, ...], list[float]] = {}
+    for point in measured:
+        own = coordinates(point.kind, point.dimensions)
+        off = even.error(fit, point)
+        if off is not None:
+            at = tuple(_log(own[name]) for name in OF_LENGTHS)
+            found.setdefault(at, []).append(off)
+            found[(*at[:-1], _log(AS_SPREAD))] = [0.0]
+    if not found:
+        return None
+    points = np.asfortranarray(sorted(found))
+    d = np.array([np.mean(found[tuple(at)]) for at in points.tolist()])
+    slices, cells = _sliced(points, range(len(points)), 0), frozenset(map(_cell, points.tolist()))
+    box, axes = (points.min(0).tolist(), points.max(0).tolist()), range(len(OF_LENGTHS))
+    shapes = frozenset[Shape]()
+    return Correction(even.kind, OF_LENGTHS, {}, points, axes, (), d, slices, shapes, box, cells, 1.0, 1.0)
 
 
 def staying_bytes(measured: Iterable[Measured]) -> int | None:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from simcore.devices.fit import fit_two
 from simcore.devices.fitted import FITS, POINTS, FitRow, FittedProfile, Renewed, write_fitted
-from simcore.devices.interpolation import Measured, Role
+from simcore.devices.interpolation import Measured, Role, says_longest
 from simcore.devices.profile import load_profile
 from simcore.input.drafts import folder_draft
 from simcore.input.files import InputError, read_cells, read_yaml
@@ -69,8 +69,11 @@ def fits(
     `around_s` besides its kernel, or `op_s` if the kind has none, in seconds; operands are in `cache`.
     `narrower`: returns an op's further conditions, each with a line of its own (default: BANDS)."""
     groups: dict[tuple[str, str], list[Point]] = {}
-    for point in points:
-        if point.role != "fit":
+    of_fits = [point for point in points if point.role == "fit"]
+    # Shapes that say how long their longest sequence is correct the prices of the others (interpolation).
+    others = {point.op.kind for point in of_fits if not says_longest(point.op.shape)}
+    for point in of_fits:
+        if point.op.kind in others and says_longest(point.op.shape):
             continue
         groups.setdefault((point.op.kind, condition(point.op)), []).append(point)
         for band in (narrower or _bands)(point.op):

@@ -391,8 +391,8 @@ def test_a_batch_of_other_totals_than_its_launch_is_a_fault() -> None:
 def test_a_launch_that_does_not_say_whose_tokens_it_computes_is_given_some() -> None:
     model = ServedDecoder(CONFIGS["gqa"], dtypes=F64)
     (state,) = served_states(model, {"tensor": 1}, SEED, 100)
-    sizes = {"tokens": 5, "rows": 3, "sequences": 2, "kv_tokens": 13, "prompt_tokens": 3, "prompt_kv": 5,
-             "prompt_pairs": 12}  # fmt: skip
+    sizes = {"tokens": 5, "rows": 3, "sequences": 2, "kv_tokens": 13, "over_mean": 0, "prompt_tokens": 3,
+             "prompt_kv": 5, "prompt_pairs": 12}  # fmt: skip
 
     def program(m: Machine) -> Program:
         for _ in range(2):

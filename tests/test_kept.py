@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 import simcore
 from simcore.cli import app
+from simcore.models.served_decoder import decode_sizes
 from simcore.sim import kept
 from simcore.sim.graph_pricer import ENDS, SOURCES, GraphPricer, Known, PricedGroups
 from simcore.sim.kept import COST, STRETCH, KeptPrices, _known, cache_folder
@@ -101,8 +102,8 @@ def known_of(seed: int, end: Any = "value") -> tuple[Any, PricedGroups, list[tup
     asked = []
     for _ in range(40):
         sequences = random.randint(1, 60)
-        sizes = {"tokens": sequences, "rows": sequences, "sequences": sequences}
-        sizes["kv_tokens"] = sequences * random.randint(1, 5000)
+        context = random.randint(1, 5000)
+        sizes = decode_sizes(sequences, sequences * context, random.randint(context, 2 * context))
         asked.append((sizes, {"kv_tokens": sequences}, random.randint(1, 300)))
     return rank, groups, asked
 

@@ -256,7 +256,7 @@ def test_activations() -> None:
 @pytest.mark.parametrize("dtype", ["fp64", "fp32", "bf16", "fp16"])
 def test_every_kind_that_is_launched_has_a_kernel_in_every_format(dtype: str) -> None:
     config = replace(GQA, qk_norm=True)
-    sizes = {"context": 9, "tokens": 7, "rows": 3, "sequences": 2, "kv_tokens": 11}
+    sizes = {"context": 9, "tokens": 7, "rows": 3, "sequences": 2, "kv_tokens": 11, "over_mean": 0}
     sizes |= {"prompt_tokens": 5, "prompt_kv": 8, "prompt_pairs": 20}
     model, served = Decoder(config, dtypes=formats(dtype), chunk=2), ServedDecoder(config)
     served = replace(served, dtypes=model.dtypes)

@@ -3,30 +3,32 @@ in plain torch.
 
     out = sum_j p_j v_j,   p = softmax(q . k_j / sqrt(d)),   each sequence over its own tokens j
 
-An op says how many tokens all sequences have together, not how many each has. So inputs on a card are of
-decoding sequences whose lengths differ as those of requests served together do (`spread`), and of prompts of
-equal length (`prompts_of`). They lie in blocks in any order, in a table with room for longer ones: the price
-is that of a serving step, not the lower one of equal lengths side by side.
+An op says how many tokens all sequences have together, and how many the longest, not how many each has. So
+inputs on a card are of decoding sequences whose lengths differ as those of requests served together do
+(`lengths_of`), and of prompts of equal length (`prompts_of`). They lie in blocks in any order, in a table
+with room for longer ones: the price is that of a serving step, not the lower one of equal lengths side by
+side.
 """
 
 from collections.abc import Iterator, Sequence
-from itertools import accumulate, pairwise
+from itertools import accumulate, cycle, pairwise
 
 import torch
 from torch import Tensor
 
+from simcore.devices.interpolation import says_longest
 from simcore.kernels.decoder.attention import evenly, out_of, paged_attention, prefill_attention, prompts_of
 from simcore.kernels.decoder.decode_attention import decode_attention
 from simcore.kernels.decoder.ragged_attention import ragged_attention
 from simcore.kernels.decoder.tensors import random_tensor
 from simcore.kernels.kernel import Kernel, by_device
-from simcore.ops.op import Op
+from simcore.ops.op import Op, longest, spread_to
 
 # Tokens of a block: a block of keys then lies in one of them and takes one look-up.
 PAGE = 128
 # Room for tokens of each sequence, at least.
 ROOM = 4096
-# By how much of their mean lengths differ from it at most.
+# By how much of their mean lengths beside the longest differ from it at most (as in `ops.op.spread_to`).
 UNLIKE = 0.8
 
 
@@ -37,9 +39,15 @@ def _paged_inputs(op: Op, generator: torch.Generator, device: torch.device) -> t
         cache = op["kv_tokens"], op["kv_heads"], d
         lengths = torch.tensor(evenly(op["kv_tokens"], sequences), device=device)
         return q, *(random_tensor(op, generator, device, *cache) for _ in range(2)), lengths
-    unlike = spread(op["kv_tokens"], sequences)
-    table = _table(unlike)
-    return q, *_blocks(op, table, generator, device), _on(device, unlike), table.to(device)
+    return q, *in_blocks(op, lengths_of(op), generator, device)
+
+
+def in_blocks(
+    op: Op, lengths: Sequence[int], generator: torch.Generator, device: torch.device
+) -> tuple[Tensor, ...]:
+    """Returns random K and V of sequences of these lengths in blocks, the lengths, and the table."""
+    table = _table(lengths)
+    return *_blocks(op, table, generator, device), _on(device, lengths), table.to(device)
 
 
 def _prefill_inputs(op: Op, generator: torch.Generator, device: torch.device) -> tuple[Tensor, ...]:
@@ -83,11 +91,48 @@ def spread(total: int, parts: int) -> list[int]:
     >>> spread(100, 4), spread(4, 4), spread(90, 1)
     ([11, 20, 39, 30], [1, 1, 1, 1], [90])
     """
-    shares = [1.0 + UNLIKE * ((2 * part + 1) / parts - 1.0) for part in range(parts)]
+    ends = [spread_to(total - parts, part, parts) for part in range(parts + 1)]
+    return _in_any_order([1 + end - before for before, end in pairwise(ends)])
+
+
+def lengths_of(op: Op) -> list[int]:
+    """Returns the lengths of the sequences of a `paged_attention`, in any order, with exactly its tokens and
+    its longest, each 1 at least. Where it does not say the longest, they are spread evenly (`spread`)."""
+    total, parts = op["kv_tokens"], op["sequences"]
+    if not says_longest(op.shape):
+        return spread(total, parts)
+    most = longest(total, parts, op["over_mean"])
+    return _in_any_order([*_below(total - most, parts - 1, most), most])
+
+
+def _below(total: int, parts: int, most: int) -> list[int]:
+    """Splits a total into whole numbers from 1 to `most` that rise evenly, from a fifth of their mean to nine
+    fifths, or from and to nearer ones where nine fifths are above `most`.
+
+    >>> _below(100, 4, 90), _below(100, 4, 30), _below(100, 4, 25), _below(0, 0, 5)
+    ([11, 20, 30, 39], [20, 24, 26, 30], [25, 25, 25, 25], [])
+    """
+    if not parts:
+        return []
+    last = (parts - 1) / parts
+    unlike = min(UNLIKE, (most * parts / total - 1.0) / last) if last else 0.0
     spare = total - parts
-    ends = [round(spare * end / parts) for end in accumulate(shares)]
-    lengths = [1 + end - before for before, end in pairwise([0, *ends])]
-    return [lengths[i] for i in torch.randperm(parts, generator=torch.Generator().manual_seed(0)).tolist()]
+    ends = [round(spare * part / parts * (1.0 + unlike * (part / parts - 1.0))) for part in range(parts + 1)]
+    lengths = [1 + end - before for before, end in pairwise(ends)]
+    # Rounded up, a number may be beyond the most, and another has room for it.
+    beyond = sum(max(0, length - most) for length in lengths)
+    lengths = [min(length, most) for length in lengths]
+    for i in cycle(range(parts)):
+        if not beyond:
+            break
+        more = int(lengths[i] < most)
+        lengths[i], beyond = lengths[i] + more, beyond - more
+    return lengths
+
+
+def _in_any_order(lengths: Sequence[int]) -> list[int]:
+    order = torch.randperm(len(lengths), generator=torch.Generator().manual_seed(0))
+    return [lengths[i] for i in order.tolist()]
 
 
 def _in_blocks(op: Op, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor, table: Tensor) -> Tensor:

@@ -4,11 +4,13 @@ One step, per rank:
 
     tokens          rows of the projections: prompt tokens and one for each decoding sequence
     sequences       decoding sequences, one query token each, over kv_tokens cached tokens in all
+    over_mean       tokens by which the longest of these exceeds their mean, rounded
     prompt_tokens   prompt tokens computed, over prompt_kv cached tokens, in prompt_pairs (query, key) pairs
     rows            rows that get a next token: decoding sequences and prompts that end
 
 The graphs do not depend on these numbers, like the piecewise graphs of production engines: attention reads
-them from device memory. `kv_tokens` grows by `sequences` from one decode step to the next.
+them from device memory. `kv_tokens` grows by `sequences` from one decode step to the next, and `over_mean`
+stays.
 """
 
 from collections.abc import Iterable
@@ -26,10 +28,14 @@ FP32_BYTES = DTYPE_BYTES["fp32"]
 # cuBLAS's workspace on Hopper: torch, aten/src/ATen/cuda/CublasHandlePool.cpp.
 WORKSPACE_BYTES = 32 * 2**20
 
+# Binary digits of `over_mean` that are not rounded away.
+FINE_BITS = 3
+
 TOKENS = Size("tokens")
 ROWS = Size("rows")
 SEQUENCES = Size("sequences")
 KV_TOKENS = Size("kv_tokens")
+OVER_MEAN = Size("over_mean")
 PROMPT_TOKENS = Size("prompt_tokens")
 PROMPT_KV = Size("prompt_kv")
 PROMPT_PAIRS = Size("prompt_pairs")
@@ -58,7 +64,7 @@ class ServedDecoder:
 
     @cached_property
     def decode(self) -> Graph:
-        """A token for each sequence. Sizes: tokens, rows, sequences (all equal), kv_tokens."""
+        """A token for each sequence. Sizes: tokens, rows, sequences (all equal), kv_tokens, over_mean."""
         if self.whole:
             return self._graph("decode", (self._iteration(),))
         return self._step("decode", decodes=True)
@@ -175,7 +181,11 @@ class ServedDecoder:
         if mixer == SLIDING:
             raise ModelError(f"{self.config.name}: layers with a window are not served yet")
         return ops.paged_attention(
-            sequences=SEQUENCES, kv_tokens=KV_TOKENS, dtype=self.dtypes.kv, **self._heads
+            sequences=SEQUENCES,
+            kv_tokens=KV_TOKENS,
+            over_mean=OVER_MEAN,
+            dtype=self.dtypes.kv,
+            **self._heads,
         )
 
     def _prompt_mixing(self, mixer: str) -> Op:
@@ -215,9 +225,34 @@ class ServedDecoder:
         return ops.pre_processing(prompt_tokens=PROMPT_TOKENS, kv_tokens=PROMPT_KV, **self._model)
 
 
-def decode_sizes(sequences: int, kv_tokens: int) -> dict[str, int]:
-    """The sizes of a decode step: `kv_tokens` cached tokens in all, including the tokens of this step."""
-    return {"tokens": sequences, "rows": sequences, "sequences": sequences, "kv_tokens": kv_tokens}
+def decode_sizes(sequences: int, kv_tokens: int, longest: int | None = None) -> dict[str, int]:
+    """The sizes of a decode step: `kv_tokens` cached tokens in all and `longest` of the longest sequence,
+    both including the tokens of this step. Without `longest`, lengths are spread evenly
+    (`ops.longest_of_spread`)."""
+    over = over_mean(sequences, kv_tokens, longest)
+    return {
+        "tokens": sequences,
+        "rows": sequences,
+        "sequences": sequences,
+        "kv_tokens": kv_tokens,
+        "over_mean": over,
+    }
+
+
+def over_mean(sequences: int, kv_tokens: int, longest: int | None = None) -> int:
+    """Tokens by which the longest sequence exceeds the mean, at four values an octave: steps of nearly the
+    same lengths then share their prices. Without `longest`, of lengths that are spread evenly.
+
+    >>> over_mean(4, 400, 100), over_mean(4, 400, 107), over_mean(4, 400, 117), over_mean(4, 400, 250)
+    (0, 7, 16, 160)
+    """
+    if sequences < 2:
+        return 0
+    if longest is None:
+        longest = ops.longest_of_spread(kv_tokens, sequences)
+    exact = max(0, longest + -kv_tokens // sequences)
+    step = 1 << max(0, exact.bit_length() - FINE_BITS)
+    return (exact + step // 2) // step * step
 
 
 def prefill_pairs(tokens: int, cached: int) -> int:
@@ -230,10 +265,14 @@ def prefill_pairs(tokens: int, cached: int) -> int:
 
 
 def step_sizes(
-    sequences: int, kv_tokens: int, prompts: Iterable[tuple[int, int]], ends: int
+    sequences: int,
+    kv_tokens: int,
+    prompts: Iterable[tuple[int, int]],
+    ends: int,
+    longest: int | None = None,
 ) -> dict[str, int]:
     """The sizes of a step with prompts: `prompts` has (tokens now, tokens cached before) for each prompt;
-    `ends` of them are computed to their end."""
+    `ends` of them are computed to their end. `longest`: as in `decode_sizes`."""
     now = cached = pairs = 0
     for tokens, before in prompts:
         now += tokens
@@ -244,6 +283,7 @@ def step_sizes(
         "rows": max(1, sequences + ends),
         "sequences": sequences,
         "kv_tokens": kv_tokens,
+        "over_mean": over_mean(sequences, kv_tokens, longest),
         "prompt_tokens": now,
         "prompt_kv": cached,
         "prompt_pairs": pairs,

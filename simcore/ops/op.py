@@ -563,18 +563,63 @@ def _paged_attention(op: Op) -> Work:
 
 
 def paged_attention(
-    *, sequences: Dim, kv_tokens: Dim, q_heads: int, kv_heads: int, head_dim: int, dtype: str
+    *,
+    sequences: Dim,
+    kv_tokens: Dim,
+    q_heads: int,
+    kv_heads: int,
+    head_dim: int,
+    dtype: str,
+    over_mean: Dim | None = None,
 ) -> Op:
     """Decode attention of sequences of different lengths: one query token each, over `kv_tokens` cached
-    tokens in all (PagedAttention, Kwon et al. 2023: the cache is read in place, block by block)."""
-    shape = (
+    tokens in all (PagedAttention, Kwon et al. 2023: the cache is read in place, block by block).
+
+    `over_mean`: by how many tokens the longest sequence exceeds the mean length, which `longest` rounds up.
+    Unlike the longest length itself it stays while all sequences grow. None: lengths are spread evenly from a
+    fifth of their mean to nine fifths."""
+    shape: Shape = (
         ("sequences", sequences),
         ("kv_tokens", kv_tokens),
         ("q_heads", q_heads),
         ("kv_heads", kv_heads),
         ("head_dim", head_dim),
     )
+    if over_mean is not None:
+        shape = (*shape, ("over_mean", over_mean))
     return Op("paged_attention", "attention", shape, dtype, _paged_attention)
+
+
+def longest(kv_tokens: int, sequences: int, over_mean: int) -> int:
+    """Tokens of the longest of some sequences, which exceeds their mean by `over_mean`; the others keep a
+    token each at least.
+
+    >>> longest(10, 4, 0), longest(10, 4, 2), longest(10, 4, 99)
+    (3, 5, 7)
+    """
+    mean = -(-kv_tokens // sequences)
+    return max(mean, min(mean + over_mean, kv_tokens - sequences + 1))
+
+
+def longest_of_spread(kv_tokens: int, sequences: int) -> int:
+    """Tokens of the longest of sequences whose lengths are spread evenly from a fifth of their mean to nine
+    fifths (`spread_to`), to a token.
+
+    >>> longest_of_spread(100, 4), longest_of_spread(4, 4), longest_of_spread(90, 1)
+    (39, 1, 90)
+    """
+    spare = kv_tokens - sequences
+    return 1 + spare - spread_to(spare, sequences - 1, sequences)
+
+
+def spread_to(spare: int, part: int, parts: int) -> int:
+    """How much of a number the first `part` of `parts` parts have together, whose sizes rise evenly from a
+    fifth of their mean to nine fifths: spare (p / 5 + 4 p^2 / 5 n) / n, rounded.
+
+    >>> [spread_to(96, part, 4) for part in range(5)]
+    [0, 10, 29, 58, 96]
+    """
+    return (2 * spare * part * (parts + 4 * part) + 5 * parts * parts) // (10 * parts * parts)
 
 
 def _prefill_attention(op: Op) -> Work:

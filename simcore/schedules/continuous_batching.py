@@ -70,7 +70,8 @@ class _Server:
     request); `admitted`: all requests that hold blocks, in order of admission. `arriving`: (step count,
     request): the request is seen when `steps` reaches the count. `waited`: steps for which prompts have
     waited for others. `before_s`: seconds of the step before, 0 where the device was idle. `cache`: the
-    contents of the blocks, with prefix caching."""
+    contents of the blocks, with prefix caching. `longest_lead`: `_lead` of the longest decoding sequence,
+    None until it is looked for again."""
 
     kv: PagedKv
     budget: int
@@ -91,6 +92,7 @@ class _Server:
     decoding: list[tuple[int, int, Request]] = field(default_factory=list)
     admitted: dict[int, Request] = field(default_factory=dict)
     kv_tokens: int = 0
+    longest_lead: int | None = None
     closed: bool = False
 
 
@@ -183,7 +185,7 @@ def _preempt_until_fits(server: _Server) -> None:
             heapify(server.decoding)
             _count_generated(server, request)
             kv.leave(request.cached, _release_blocks(server, request))
-            server.kv_tokens -= request.cached
+            _leave(server, request)
         request.cached = 0
         request.preemptions += 1
         server.preempted.appendleft(request)
@@ -211,6 +213,28 @@ def _count_generated(server: _Server, request: Request) -> None:
     request.generated += ran
     request.cached += ran
     request.held = server.kv.iteration
+
+
+def _lead(request: Request) -> int:
+    """How many more tokens a decoding request has cached than there were iterations: it stays while it
+    decodes."""
+    return request.cached - request.held
+
+
+def _longest(server: _Server) -> int:
+    """Tokens of the longest decoding sequence, with the one of the next iteration; 0 if none decodes."""
+    if not server.decoding:
+        return 0
+    if server.longest_lead is None:
+        server.longest_lead = max([_lead(request) for _, _, request in server.decoding])
+    return server.longest_lead + server.kv.iteration + 1
+
+
+def _leave(server: _Server, request: Request) -> None:
+    """Takes the tokens of a request that decodes no more, counted up to now, off the sequences'."""
+    server.kv_tokens -= request.cached
+    if _lead(request) == server.longest_lead:
+        server.longest_lead = None
 
 
 def _steps_to_wait(server: _Server) -> int:
@@ -311,7 +335,8 @@ def _step_with_prompts(
         kv.used += _new_blocks(kv, request, tokens)
         request.cached += tokens
         prompts_ending += request.cached == _prompt(request)
-    sizes = step_sizes(sequences, server.kv_tokens + sequences, prompts, prompts_ending)
+    longest = _longest(server) if sequences else 0
+    sizes = step_sizes(sequences, server.kv_tokens + sequences, prompts, prompts_ending, longest)
     if sequences:
         graph, batch = model.mixed, partial(_batch, server, chunks)
         step = m.launch(graph, sizes=sizes, advance=growth(sequences), batch=batch)
@@ -365,6 +390,8 @@ def _begin_to_decode(server: _Server, journal: Journal, end_s: float) -> None:
         heappush(server.decoding, (ends_at, request.id, request))
         kv.join(request.cached)
         server.kv_tokens += request.cached
+        if server.longest_lead is not None:
+            server.longest_lead = max(server.longest_lead, _lead(request))
 
 
 def _decode(
@@ -384,7 +411,7 @@ def _decode(
             replays, until = replays - server.ahead, None
     elif server.arriving:
         replays = min(replays, server.arriving[0][0] - server.steps)
-    sizes = decode_sizes(sequences, server.kv_tokens + sequences)
+    sizes = decode_sizes(sequences, server.kv_tokens + sequences, _longest(server))
     used = kv.used + needed
     advance = growth(sequences)
     batch = partial(_batch, server, ())
@@ -426,5 +453,5 @@ def _finish_complete(server: _Server, journal: Journal, iterations: int, end_s: 
         _count_generated(server, request)
         journal.finish(request, end_s)
         kv.leave(request.cached, _release_blocks(server, request))
-        server.kv_tokens -= request.cached
+        _leave(server, request)
         del server.admitted[request.id]

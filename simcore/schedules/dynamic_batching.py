@@ -189,12 +189,13 @@ def _launch_answers(
     size, whole, steps = len(batch), model.whole, []
     lengths = [request.output_tokens - (0 if whole else 1) for request in batch]
     prompts = cached = sum(request.prompt_tokens for request in batch)
+    longest = max(request.prompt_tokens for request in batch)
     for number, (replays, decoding) in enumerate(bursts(lengths, first_alone=whole)):
         ticket = m.launch(
             model.decode,
             stream=stream,
             after=after if number == 0 else (),
-            sizes=decode_sizes(size, cached + size),
+            sizes=decode_sizes(size, cached + size, longest + (cached - prompts) // size + 1),
             advance=growth(size),
             repeat=replays,
             batch=partial(_decoding, batch, (cached - prompts) // size),

@@ -86,7 +86,10 @@ def _join(m: Machine, model: ServedDecoder, journal: Journal, server: _Server, n
     if model.whole:
         sequences, ends = decoding + len(new), 0
         kv_tokens += sum(request.prompt_tokens for request in new)
-    sizes = step_sizes(sequences, kv_tokens + sequences, prompts, ends)
+    longest = _longest(model, server)
+    if model.whole:
+        longest = max(longest, 1 + max(request.prompt_tokens for request in new))
+    sizes = step_sizes(sequences, kv_tokens + sequences, prompts, ends, longest)
     graph = model.mixed if sequences else model.prefill
     advance = growth(sequences) if sequences else None
     step = m.launch(graph, sizes=sizes, advance=advance, batch=partial(_batch, server, new))
@@ -109,7 +112,7 @@ def _burst(m: Machine, model: ServedDecoder, journal: Journal, server: _Server) 
     sequences = len(server.running)
     step = m.launch(
         model.decode,
-        sizes=decode_sizes(sequences, server.kv_tokens + sequences),
+        sizes=decode_sizes(sequences, server.kv_tokens + sequences, _longest(model, server)),
         advance=growth(sequences),
         repeat=server.running[0].held - server.iteration,
         until=REQUESTS if sequences < server.max_running else None,
@@ -120,6 +123,16 @@ def _burst(m: Machine, model: ServedDecoder, journal: Journal, server: _Server) 
     end_s = m.now()
     journal.step(m.rank, start_s, end_s, step.ran, sequences, sequences, 0, 0, waiting, sequences)
     _advance(model, server, journal, step.ran, sequences, end_s)
+
+
+def _longest(model: ServedDecoder, server: _Server) -> int:
+    """Tokens of the longest running request, with the one of the next iteration; 0 if none runs. Answers are
+    of one length: the later a request ends, the fewer of its tokens are cached."""
+    if not server.running:
+        return 0
+    assert server.tokens is not None
+    most = max(request.prompt_tokens - request.held for request in server.running)
+    return most + server.iteration + server.tokens + model.whole
 
 
 def _batch(server: _Server, new: Iterable[Request]) -> Batch:

@@ -171,7 +171,7 @@ def _generate(m: Machine, model: ServedDecoder, journal: Journal, server: _Serve
     newcomers = sum(not request.generated for request in server.live.values())
     step = m.launch(
         model.decode,
-        sizes=decode_sizes(rows, sum(lengths) + growing),
+        sizes=decode_sizes(rows, sum(lengths) + growing, min(max(lengths) + 1, server.slot_tokens)),
         advance={"kv_tokens": growing},
         repeat=1 if newcomers else _longest(server, lengths),
         until=INFERENCE,

@@ -400,19 +400,31 @@ def lines(cost: Callable[[int], Cost], octave: int, curved: bool) -> list[Straig
 
 
 def _stretches(cost: Callable[[int], Cost], low: int, high: int, within: float) -> Iterator[Straight]:
-    first = cost(low)
-    if low == high:
-        yield Straight(low, high, first, NOTHING)
-        return
-    last = cost(high)
-    slope = _scaled(_add(last, _scaled(first, -1.0)), 1.0 / (high - low))
-    inner = sorted({low + (high - low) * i // 4 for i in (1, 2, 3)} - {low, high})
-    if all(_close(cost(x), _add(first, _scaled(slope, x - low)), within) for x in inner):
-        yield Straight(low, high, first, slope)
-        return
-    middle = (low + high) // 2
-    yield from _stretches(cost, low, middle, within)
-    yield from _stretches(cost, middle + 1, high, within)
+    # What is left, each with the costs at both ends; the next one last.
+    left = [(low, high, cost(low), cost(high))]
+    while left:
+        low, high, first, last = left.pop()
+        if low == high:
+            yield Straight(low, high, first, NOTHING)
+            continue
+        slope = _scaled(_add(last, _scaled(first, -1.0)), 1.0 / (high - low))
+        if _is_straight(cost, low, high, first, slope, within):
+            yield Straight(low, high, first, slope)
+            continue
+        middle = (low + high) // 2
+        left.append((middle + 1, high, cost(middle + 1), last))
+        left.append((low, middle, first, cost(middle)))
+
+
+def _is_straight(
+    cost: Callable[[int], Cost], low: int, high: int, first: Cost, slope: Cost, within: float
+) -> bool:
+    """Whether three points between two lie on the line between these."""
+    for i in (1, 2, 3):
+        x = low + (high - low) * i // 4
+        if low < x < high and not _close(cost(x), _add(first, _scaled(slope, x - low)), within):
+            return False
+    return True
 
 
 def _first_and_last(octave: int) -> tuple[int, int]:
@@ -421,7 +433,12 @@ def _first_and_last(octave: int) -> tuple[int, int]:
 
 
 def _close(a: Cost, b: Cost, within: float) -> bool:
-    return all(abs(x - y) <= within * max(abs(x), abs(y)) for x, y in zip(a, b, strict=True))
+    return (
+        abs(a[0] - b[0]) <= within * max(abs(a[0]), abs(b[0]))
+        and abs(a[1] - b[1]) <= within * max(abs(a[1]), abs(b[1]))
+        and abs(a[2] - b[2]) <= within * max(abs(a[2]), abs(b[2]))
+        and abs(a[3] - b[3]) <= within * max(abs(a[3]), abs(b[3]))
+    )
 
 
 def pieces_of(

@@ -67,6 +67,13 @@ PAGED_SEQUENCES = (
     1, 2, 3, 4, 6, 8, 10, 12, 14, 16, 20, 24, 28, 32, 36, 40, 48, 56, 64, 80, 96, 128, 160, 192, 256
 )  # fmt: skip
 PAGED_CONTEXT = (67, 131, 257, 513, 1025, 2049, 4097, 8201, 16411, 65551)
+# Of sequences whose longest is another than of lengths spread evenly: percent of that; the ends stand for
+# equal lengths, and for one that has all tokens but one of each other. Few values do, since prices take from
+# them by how much the time differs from that of lengths spread evenly; numbers of sequences matter most. In
+# launches of more bytes the longest hardly counts.
+UNLIKE_SEQUENCES = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+UNLIKE_CONTEXT, LONGEST_PCT = (131, 513, 2049, 8201), (50, 150, 300, 800, 15_000)
+MOST_UNLIKE_BYTES = 6e8
 SPECULATED_CONTEXT = (
     521, 649, 777, 1021, 1033, 1289, 1547, 2039, 2059, 2571, 3083, 4093, 4099, 5125, 6151, 8191, 8201,
     12301, 16381, 16411, 24593, 32749, 32771, 65543, 131201,
@@ -253,6 +260,15 @@ def _prefill(*, prompts: int, length: int, cached: int, **heads: int) -> Op:
     return ops.prefill_attention(tokens=tokens, kv_tokens=kv_tokens, pairs=pairs, dtype="bf16", **heads)
 
 
+def unlike(*, batch: int, context: int, longest_pct: int, **shape: Any) -> Op:
+    """Attention of `batch` sequences with `context` tokens each in the mean, the longest of so many percent
+    of the longest of lengths spread evenly, as far as there are tokens."""
+    tokens = batch * context
+    longest = min(tokens - batch + 1, round(longest_pct / 100 * ops.longest_of_spread(tokens, batch)))
+    over = max(0, longest - context)
+    return ops.paged_attention(sequences=batch, kv_tokens=tokens, over_mean=over, **shape)
+
+
 def _in_blocks(dtype: str, matrix: Dims) -> bool:
     """Whether a matrix is whole blocks of weights, in a format that has a scale for each."""
     return dtype != "fp8_b128" or not any(size % ops.FP8_BLOCK for size in matrix.values())
@@ -299,6 +315,11 @@ def _decoder() -> Iterator[Family]:
     yield Family(
         "paged_attention", paged, heads_of, {"batch": PAGED_SEQUENCES, "context": PAGED_CONTEXT},
         options=BF16, lines=(),
+    )  # fmt: skip
+    yield Family(
+        "paged_attention", unlike, [each for each in heads_of if each["q_heads"] == 4 * each["kv_heads"]],
+        {"batch": UNLIKE_SEQUENCES, "context": UNLIKE_CONTEXT, "longest_pct": LONGEST_PCT},
+        most_bytes=MOST_UNLIKE_BYTES, options=BF16, lines=(),
     )  # fmt: skip
     yield Family(
         "speculative_attention", speculative, heads_of,

@@ -99,7 +99,7 @@ def _last_run(card: Card, model: ServedDecoder, lengths: Sequence[int]) -> Trace
         for i in range(LAUNCHES):
             cached = [length - 1 + i * REPLAYS for length in lengths]
             decoding = list(zip(requests, cached, strict=True))
-            sizes = decode_sizes(len(lengths), sum(cached) + len(lengths))
+            sizes = decode_sizes(len(lengths), sum(cached) + len(lengths), max(cached) + 1)
             yield m.wait(
                 m.launch(
                     model.decode, sizes=sizes, advance=growth(len(lengths)), repeat=REPLAYS,

@@ -470,13 +470,13 @@ class CardServedState(CardState):
         if not batch.prompts:
             # Slots between others that hold nothing are computed too.
             count = rounded(max(sequences, sizes["tokens"]), SEQUENCES)
-            return dict.fromkeys(("tokens", "rows", "sequences", "kv_tokens"), count)
+            return decode_sizes(count, count)
         tokens = rounded_rows(sizes["tokens"])
         count = rounded(sequences, WITH_PROMPTS if batch.decoding else ALONE)
         totals = dict.fromkeys(
             ("sequences", "kv_tokens", "prompt_tokens", "prompt_kv", "prompt_pairs"), tokens
         )
-        return {**totals, "tokens": tokens, "rows": count}
+        return {**totals, "tokens": tokens, "rows": count, "over_mean": 0}
 
     def _write(self, writes: Writes) -> None:
         cache = self.cache
