@@ -21,8 +21,8 @@ pytestmark = [
 # Of the whole tensor; fp8 products come out in bf16, and transforms in fp32 are about 1e-5 off.
 BOUNDS = {"fp32": 2e-5, "bf16": 1e-2, "fp8": 1e-2, "fp8_b128": 1e-2}
 KINDS = (
-    "matmul", "prefill_attention", "decode_attention", "speculative_attention", "norm", "rotary",
-    "activation", "residual", "embedding", "sample", "quantize",
+    "matmul", "prefill_attention", "decode_attention", "paged_attention", "speculative_attention", "norm",
+    "rotary", "activation", "residual", "embedding", "sample", "quantize",
 )  # fmt: skip
 MOST_BYTES = 2e8
 

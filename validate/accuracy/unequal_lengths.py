@@ -158,10 +158,11 @@ def kernel_of(case: Case) -> Kernel:
 def error_of(case: Case, device: torch.device) -> float:
     """Returns ||out - truth|| / ||truth|| of a case, truth in float64."""
     kernel, op = kernel_of(case), case.op
-    tensors = kernel.inputs(op, torch.Generator(device).manual_seed(card_measure.SEED), device)
-    truth = kernel.reference(op, *map(in_double, tensors))
-    out = kernel.run(op, *tensors).to(truth.dtype)
-    return float((out - truth).norm() / truth.norm())
+    with torch.inference_mode():
+        tensors = kernel.inputs(op, torch.Generator(device).manual_seed(card_measure.SEED), device)
+        truth = kernel.reference(op, *map(in_double, tensors))
+        out = kernel.run(op, *tensors).to(truth.dtype)
+        return float((out - truth).norm() / truth.norm())
 
 
 def _measured_on(card: Card, cases: Sequence[Case], spec: DeviceSpec) -> Iterator[tuple[Case, Point, float]]:
