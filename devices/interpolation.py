@@ -25,8 +25,8 @@ beside that of evenly spread lengths of the same total:
     d(x_i)  = log(measured_i / fitted_i) - c(x_i), 0 at 100 %    x also has the longest length, in percent of
                                                                  that of lengths spread evenly (LONGEST)
 
-d is linear in the same way, between few shapes: what c knows of numbers of programs stays. That percentage is
-its finest coordinate, so beyond the most unequal lengths of so many sequences d stays.
+d is linear in the same way; of as many programs it differs by how many sequences they belong to. That
+percentage is its finest coordinate, so beyond the most unequal lengths of so many sequences d stays.
 
 The interval is from the errors at shapes that c does not use ("check" in points.csv), of all lines of a kind
 and dtype together (`simcore.devices.fit.checked_interval`); without check shapes, from the errors at points
@@ -92,7 +92,7 @@ BY_FOUR = ("gate", "next_input")
 LONGEST, AS_SPREAD = "longest_pct", 100
 # The coordinates between which d is linear, finest last. The queries of a KV head are none: they hardly
 # change how much longer unequal lengths take.
-OF_LENGTHS = ("head_dim", "context", "pairs", LONGEST)
+OF_LENGTHS = ("head_dim", "kv_heads", "context", "sequences", LONGEST)
 # Logarithms that differ by less count as equal.
 SAME = 1e-9
 # Most points that are left out one by one, drawn from all.
@@ -176,15 +176,8 @@ def coordinates(kind: str, shape: Mapping[str, int]) -> Mapping[str, int]:
     if kind in ("decode_attention", "speculative_attention"):
         batch, queries, heads = (own.pop(name) for name in ("batch", "q_heads", "kv_heads"))
         return {**own, "pairs": batch * heads, "group": queries // heads}
-    if kind == "paged_attention":
-        sequences, tokens, queries, heads = (
-            own.pop(name) for name in ("sequences", "kv_tokens", "q_heads", "kv_heads")
-        )
-        over = own.pop("over_mean", None)
-        found = {**own, "context": tokens // sequences, "pairs": sequences * heads, "group": queries // heads}
-        return found if over is None else {**found, LONGEST: longest_pct(tokens, sequences, over)}
-    if kind in OF_PROMPTS:
-        return OF_PROMPTS[kind](own)
+    if kind in OF_OWN:
+        return OF_OWN[kind](own)
     if kind == "matmul":
         return {**own, "m": padded_rows(own["m"])}
     if kind.startswith("linear_attention_"):
@@ -193,6 +186,21 @@ def coordinates(kind: str, shape: Mapping[str, int]) -> Mapping[str, int]:
             own["length"] = _begun(own["length"], CHUNKS[kind])
         return {**own, "pairs": batch * heads}
     return {**own, "left_over": own["rows"] % 4 + 1} if kind in BY_FOUR else own
+
+
+def _paged_coordinates(shape: Mapping[str, int]) -> Mapping[str, int]:
+    """Those of lengths spread evenly, and where a shape says its longest sequence what d knows it by too."""
+    sequences, tokens, heads = shape["sequences"], shape["kv_tokens"], shape["kv_heads"]
+    found = {
+        "head_dim": shape["head_dim"],
+        "context": tokens // sequences,
+        "pairs": sequences * heads,
+        "group": shape["q_heads"] // heads,
+    }
+    if "over_mean" not in shape:
+        return found
+    pct = longest_pct(tokens, sequences, shape["over_mean"])
+    return {**found, "kv_heads": heads, "sequences": sequences, LONGEST: pct}
 
 
 def longest_pct(kv_tokens: int, sequences: int, over_mean: int) -> int:
@@ -223,7 +231,8 @@ def _chunk_coordinates(shape: Mapping[str, int]) -> Mapping[str, int]:
 
 
 # Kinds with coordinates of their own.
-OF_PROMPTS: Mapping[str, Callable[[Mapping[str, int]], Mapping[str, int]]] = {
+OF_OWN: Mapping[str, Callable[[Mapping[str, int]], Mapping[str, int]]] = {
+    "paged_attention": _paged_coordinates,
     "prefill_attention": prompt_coordinates,
     PROMPTS: _chunk_coordinates,
 }

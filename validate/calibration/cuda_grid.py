@@ -68,11 +68,10 @@ PAGED_SEQUENCES = (
 )  # fmt: skip
 PAGED_CONTEXT = (67, 131, 257, 513, 1025, 2049, 4097, 8201, 16411, 65551)
 # Of sequences whose longest is another than of lengths spread evenly: percent of that; the ends stand for
-# equal lengths, and for one that has all tokens but one of each other. Few values do, since prices take from
-# them by how much the time differs from that of lengths spread evenly; numbers of sequences matter most. In
-# launches of more bytes the longest hardly counts.
-UNLIKE_SEQUENCES = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
-UNLIKE_CONTEXT, LONGEST_PCT = (131, 513, 2049, 8201), (50, 150, 300, 800, 15_000)
+# equal lengths, and for one that has all tokens but one of each other. In launches of more bytes the longest
+# hardly counts.
+UNLIKE_SEQUENCES, UNLIKE_CONTEXT = PAGED_SEQUENCES[1:], PAGED_CONTEXT[:-1]
+UNLIKE_HEADS, LONGEST_PCT = (1, 2, 8), (50, 75, 125, 150, 200, 300, 450, 800, 15_000)
 MOST_UNLIKE_BYTES = 6e8
 SPECULATED_CONTEXT = (
     521, 649, 777, 1021, 1033, 1289, 1547, 2039, 2059, 2571, 3083, 4093, 4099, 5125, 6151, 8191, 8201,
@@ -316,8 +315,9 @@ def _decoder() -> Iterator[Family]:
         "paged_attention", paged, heads_of, {"batch": PAGED_SEQUENCES, "context": PAGED_CONTEXT},
         options=BF16, lines=(),
     )  # fmt: skip
+    few_heads = [each for each in heads_of if each["kv_heads"] in UNLIKE_HEADS]
     yield Family(
-        "paged_attention", unlike, [each for each in heads_of if each["q_heads"] == 4 * each["kv_heads"]],
+        "paged_attention", unlike, [each for each in few_heads if each["q_heads"] == 4 * each["kv_heads"]],
         {"batch": UNLIKE_SEQUENCES, "context": UNLIKE_CONTEXT, "longest_pct": LONGEST_PCT},
         most_bytes=MOST_UNLIKE_BYTES, options=BF16, lines=(),
     )  # fmt: skip
