@@ -171,8 +171,8 @@ def test_defaults_are_written_out_and_the_result_is_a_scenario_again() -> None:
     assert written["contention"] == {"kind": "shared_memory", "reuse_s": 0.0}
     assert written["slo"] == {"ttft_s": 0.5, "tpot_s": 0.03, "e2e_s": None}
     assert written["overheads"] == HostOverheads().model_dump()
-    costs = ("step_s", "sequence_s", "call_s")
-    costs += ("request_s", "prompt_token_s", "prompt_token_late_s", "answer_token_s")
+    costs = ["step_s", "sequence_s", "call_s", "request_s", "prompt_token_s", "prompt_token_late_s"]
+    costs += ["answer_token_s"]
     no_host: dict[str, Any] = dict.fromkeys(costs, 0.0)
     no_host |= dict.fromkeys(("arithmetic_factor", "memory_factor", "collective_factor"), 1.0)
     no_host |= {"products_of": None, "quantizes": [], "tpot_within": 0.0, "ttft_within": 0.0}
