@@ -29,7 +29,7 @@ FP32_BYTES = DTYPE_BYTES["fp32"]
 WORKSPACE_BYTES = 32 * 2**20
 
 # Binary digits of `over_mean` that are not rounded away.
-FINE_BITS = 3
+FINE_BITS = 2
 
 TOKENS = Size("tokens")
 ROWS = Size("rows")
@@ -240,11 +240,11 @@ def decode_sizes(sequences: int, kv_tokens: int, longest: int | None = None) -> 
 
 
 def over_mean(sequences: int, kv_tokens: int, longest: int | None = None) -> int:
-    """Tokens by which the longest sequence exceeds the mean, at four values an octave: steps of nearly the
+    """Tokens by which the longest sequence exceeds the mean, at two values an octave: steps of nearly the
     same lengths then share their prices. Without `longest`, of lengths that are spread evenly.
 
     >>> over_mean(4, 400, 100), over_mean(4, 400, 107), over_mean(4, 400, 117), over_mean(4, 400, 250)
-    (0, 7, 16, 160)
+    (0, 8, 16, 128)
     """
     if sequences < 2:
         return 0
