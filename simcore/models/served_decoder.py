@@ -48,7 +48,7 @@ class ServedDecoder:
     `whole`: an iteration is one op, and so is a prompt, for devices on which only these were timed. `host`:
     what the host of a serving engine adds to each step, as ops that no kernel runs. `marks`: what is added
     to the shape of every other op, by which prices know an engine's kernels. `quantized`: as of `Decoder`.
-    `calls`: the calls by an engine's host of the ops of a step with prompts, None if they take no time.
+    `call_s`: for which an engine's host calls each op of a step with prompts.
     Its graphs raise ModelError if the model cannot be sharded over `ranks`.
     """
 
@@ -60,7 +60,7 @@ class ServedDecoder:
     host: tuple[Op, ...] = ()
     marks: tuple[tuple[str, int], ...] = ()
     quantized: tuple[Quantized, ...] = ()
-    calls: Graph | None = None
+    call_s: float = 0.0
 
     @cached_property
     def decode(self) -> Graph:

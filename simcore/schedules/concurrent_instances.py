@@ -16,6 +16,7 @@ from heapq import heappop, heappush
 from simcore.machine.machine import Machine, Program, Ticket
 from simcore.models.served_decoder import ServedDecoder
 from simcore.schedules.dynamic_batching import run_to_end
+from simcore.schedules.host_calls import Caller
 from simcore.schedules.temporal_fusion import context_stream
 from simcore.workload.requests import END, REQUESTS, Journal, Request
 
@@ -27,12 +28,14 @@ def instance_stream(number: int) -> str:
 
 @dataclass(slots=True)
 class _Pool:
-    """The instances, by number: `free`: a heap of idle ones; `waiting`: the requests in order."""
+    """The instances, by number: `free`: a heap of idle ones; `waiting`: the requests in order;
+    `host`: what calls the ops of prompts."""
 
     prompt_streams: int | None
     free: list[int]
     waiting: deque[Request] = field(default_factory=deque)
     running: dict[int, Ticket] = field(default_factory=dict)
+    host: Caller = field(default_factory=Caller)
 
     def levels(self) -> tuple[int, int]:
         """The numbers of waiting requests and of running instances."""
@@ -72,6 +75,6 @@ def _instance(m: Machine, model: ServedDecoder, journal: Journal, pool: _Pool, n
         request = pool.waiting.popleft()
         own = instance_stream(number)
         prompts = own if pool.prompt_streams is None else context_stream(number % pool.prompt_streams)
-        yield from run_to_end(m, model, journal, [request], pool.levels, own, prompts)
+        yield from run_to_end(m, model, journal, [request], pool.levels, pool.host, own, prompts)
     del pool.running[number]
     heappush(pool.free, number)

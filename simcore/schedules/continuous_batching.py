@@ -42,7 +42,7 @@ from typing import Literal
 
 from simcore.machine.machine import Machine, Program
 from simcore.models.served_decoder import ServedDecoder, decode_sizes, growth, step_sizes
-from simcore.schedules.host_calls import calls
+from simcore.schedules.host_calls import Caller, wait_for
 from simcore.schedules.paged_kv import PagedKv
 from simcore.schedules.prefix_cache import PrefixCache
 from simcore.workload.requests import END, REQUESTS, Batch, Journal, Request, blocks_for
@@ -69,9 +69,9 @@ class _Server:
     before them; `prompts`: requests in prefill; `decoding`: a heap of (iteration in which it ends, id,
     request); `admitted`: all requests that hold blocks, in order of admission. `arriving`: (step count,
     request): the request is seen when `steps` reaches the count. `waited`: steps for which prompts have
-    waited for others. `before_s`: seconds of the step before, 0 where the device was idle. `cache`: the
-    contents of the blocks, with prefix caching. `longest_lead`: `_lead` of the longest decoding sequence,
-    None until it is looked for again."""
+    waited for others. `host`: what calls ops; `began_s`: when the step before began, None where the
+    device was idle. `cache`: the contents of the blocks, with prefix caching. `longest_lead`: `_lead` of
+    the longest decoding sequence, None until it is looked for again."""
 
     kv: PagedKv
     budget: int
@@ -82,7 +82,8 @@ class _Server:
     wait_tokens: int = 0
     waited: int = 0
     ahead: int = 0
-    before_s: float = 0.0
+    host: Caller = field(default_factory=Caller)
+    began_s: float | None = None
     cache: PrefixCache | None = None
     steps: int = 0
     arriving: deque[tuple[int, Request]] = field(default_factory=deque)
@@ -131,7 +132,7 @@ def continuous_batching(
             if server.closed:
                 return
             _receive(m, server, journal, [(yield m.recv(REQUESTS))])
-            server.before_s = 0.0
+            server.began_s = None
             continue
         needed = kv.needed(1)
         short = needed > kv.total - kv.used
@@ -344,9 +345,9 @@ def _step_with_prompts(
         graph, batch = model.prefill, partial(_batch, server, chunks, False)
         step = m.launch(graph, sizes=sizes, batch=batch)
     start_s = m.now()
-    yield m.wait(step, *calls(m, model, graph, server.before_s if server.ahead else 0.0))
-    end_s = m.now()
-    server.before_s = end_s - start_s
+    known_s = server.began_s if server.ahead and server.began_s is not None else start_s
+    yield from wait_for(m, model, step, graph, server.host, known_s)
+    end_s, server.began_s = m.now(), start_s
     waiting = _waiting(server)
     server.steps += 1
     prompt_tokens, steps = sizes["prompt_tokens"], 1 if sequences else 0
@@ -419,7 +420,7 @@ def _decode(
     start_s = m.now()
     yield m.wait(step)
     end_s = m.now()
-    server.before_s = (end_s - start_s) / step.ran
+    server.began_s = end_s - (end_s - start_s) / step.ran
     waiting = _waiting(server)
     server.steps += step.ran
     server.waited += step.ran if waiting > len(server.arriving) else 0

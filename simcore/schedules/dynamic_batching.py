@@ -20,7 +20,7 @@ from functools import partial
 
 from simcore.machine.machine import MAIN, Machine, Program, Ticket
 from simcore.models.served_decoder import ServedDecoder, decode_sizes, growth, step_sizes
-from simcore.schedules.host_calls import calls
+from simcore.schedules.host_calls import Caller, wait_for
 from simcore.workload.requests import END, REQUESTS, Batch, Journal, Request
 
 # Returns the number of waiting requests and the units of KV held, now.
@@ -56,7 +56,7 @@ def dynamic_batching(
 ) -> Program:
     """Serves the requests of the inbox until END. `capacity`: tokens in the KV cache, of which a batch takes
     its prompts and, for each request, the batch's longest `max_tokens`."""
-    queue = _Queue(m, journal, capacity)
+    queue, host = _Queue(m, journal, capacity), Caller()
     while True:
         queue.take(m.poll(REQUESTS))
         if not queue.waiting:
@@ -72,7 +72,7 @@ def dynamic_batching(
             queue.take(m.poll(REQUESTS))
             return len(queue.waiting), held
 
-        yield from run_to_end(m, model, journal, batch, levels)
+        yield from run_to_end(m, model, journal, batch, levels, host)
 
 
 def _gather(m: Machine, queue: _Queue, window_s: float, max_batch: int) -> Program:
@@ -113,9 +113,9 @@ def bursts(lengths: Sequence[int], first_alone: bool = False) -> list[tuple[int,
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """A launch, what it is through with, and the numbers for its row in the journal."""
+    """A launch and the numbers for its row in the journal."""
 
-    tickets: tuple[Ticket, ...]
+    ticket: Ticket
     issued_s: float
     replays: int
     decoding: int = 0
@@ -130,28 +130,31 @@ def run_to_end(
     journal: Journal,
     batch: Sequence[Request],
     levels: Levels,
+    host: Caller,
     stream: str = MAIN,
     prompt_stream: str = MAIN,
 ) -> Program:
     """Runs a batch from its prompts to the end of its longest answer, as launches queued one after another;
-    if its prompts have a stream of their own, the answers are launched once they are there.
+    if its prompts have a stream of their own, or a host calls their ops, the answers are launched once they
+    are there.
 
     The prompts give the first tokens, or with `model.whole` the first iteration does.
     """
     for request in batch:
         request.instance, request.scheduled_s = m.rank, m.now()
     prompts = _launch_prompts(m, model, batch, prompt_stream)
-    # What the host still calls; the stream keeps answers behind the prompts themselves.
-    called = prompts.tickets[1:]
-    end_s, tokens, answers = 0.0, 0, partial(_launch_answers, m, model, batch, stream, called)
-    steps = deque([prompts])
-    if prompt_stream == stream:
+    end_s, tokens, answers = 0.0, 0, partial(_launch_answers, m, model, batch, stream)
+    steps, apart = deque([prompts]), prompt_stream != stream or model.call_s > 0.0
+    if not apart:
         steps += answers()
     while steps:
         step = steps.popleft()
         start_s = max(step.issued_s, end_s)
         waiting, held = levels()
-        yield m.wait(*step.tickets)
+        if step is prompts:
+            yield from wait_for(m, model, step.ticket, model.prefill, host, step.issued_s)
+        else:
+            yield m.wait(step.ticket)
         end_s = m.now()
         journal.step(
             m.rank, start_s, end_s, step.replays, step.decoding, step.computed, step.prompt_tokens,
@@ -160,7 +163,7 @@ def run_to_end(
         if step.first_tokens:
             for request in batch:
                 request.first_token_s = end_s
-        if step is prompts and prompt_stream != stream:
+        if step is prompts and apart:
             steps += answers()
         before, tokens = tokens, tokens + (step.replays if step.computed else int(step.first_tokens > 0))
         for request in batch:
@@ -177,15 +180,11 @@ def _launch_prompts(m: Machine, model: ServedDecoder, batch: Sequence[Request], 
     sizes = step_sizes(0, 0, [(request.prompt_tokens, 0) for request in batch], len(batch))
     rows = partial(Batch, [(request, request.prompt_tokens, 0) for request in batch])
     ticket = m.launch(model.prefill, stream=stream, sizes=sizes, batch=rows)
-    tickets = (ticket, *calls(m, model, model.prefill))
     first_tokens = 0 if model.whole else len(batch)
-    return _Step(tickets, m.now(), 1, prompt_tokens=sizes["prompt_tokens"], first_tokens=first_tokens)
+    return _Step(ticket, m.now(), 1, prompt_tokens=sizes["prompt_tokens"], first_tokens=first_tokens)
 
 
-def _launch_answers(
-    m: Machine, model: ServedDecoder, batch: Sequence[Request], stream: str, after: tuple[Ticket, ...]
-) -> list[_Step]:
-    """Queues the answers of a batch behind `after`."""
+def _launch_answers(m: Machine, model: ServedDecoder, batch: Sequence[Request], stream: str) -> list[_Step]:
     size, whole, steps = len(batch), model.whole, []
     lengths = [request.output_tokens - (0 if whole else 1) for request in batch]
     prompts = cached = sum(request.prompt_tokens for request in batch)
@@ -194,7 +193,6 @@ def _launch_answers(
         ticket = m.launch(
             model.decode,
             stream=stream,
-            after=after if number == 0 else (),
             sizes=decode_sizes(size, cached + size, longest + (cached - prompts) // size + 1),
             advance=growth(size),
             repeat=replays,
@@ -202,6 +200,6 @@ def _launch_answers(
         )
         # A first token ends no gap between two tokens, so its request does not count as decoding.
         first = decoding if whole and number == 0 else 0
-        steps.append(_Step((ticket,), m.now(), replays, decoding - first, size, first_tokens=first))
+        steps.append(_Step(ticket, m.now(), replays, decoding - first, size, first_tokens=first))
         cached += replays * size
     return steps

@@ -1,26 +1,39 @@
-"""The host of an engine, which calls the ops of a step with prompts one by one, beside the card.
+"""The host of an engine, which calls the ops of a step with prompts one after another, beside the card.
 
-    a step with prompts ends at   max(end of its ops, begin + call_s * ops - what was called before it began)
+    calls of a step begin at   max(when the host is through with those before, when it knows the step)
+    and end                    call_s * ops later
+    the step ends at           max(end of its ops on the card, end of its calls)
 
-Engines replay a captured graph where a step only decodes. Prompts make a step of any size, whose ops the host
-calls one after another; a short step on fast cards waits for it. An engine that decides steps ahead calls a
-step's ops while the step before it runs, so at most that step hides them.
+Engines replay a captured graph where a step only decodes, so no op is called. Prompts make a step of any
+size, whose ops the host calls: a short step on fast cards waits for it. An engine that decides steps ahead
+knows a step when the one before it begins, and calls its ops while that one runs.
 """
 
-from simcore.machine.machine import Machine, Ticket
+from dataclasses import dataclass
+
+from simcore.machine.machine import Machine, Program, Ticket
 from simcore.models.served_decoder import ServedDecoder
 from simcore.ops.op import Graph
 
-# The stream on which the calls of a rank's host run, one after another.
-CALLS = "calls"
-# Whole microseconds, so that prices of calls are few.
-US = 1e-6
+# An inbox that stays empty: to wait for an item of it is to let time pass.
+NOTHING = "calls"
 
 
-def calls(m: Machine, model: ServedDecoder, step: Graph, hidden_s: float = 0.0) -> tuple[Ticket, ...]:
-    """Begins to call the ops of a step, calls of `hidden_s` seconds being hidden behind the step before it.
-    Returns what to wait for besides the step: nothing if the host takes no time."""
-    if model.calls is None:
-        return ()
-    sizes = {"called": model.called(step), "hidden_us": round(hidden_s / US)}
-    return (m.launch(model.calls, stream=CALLS, sizes=sizes),)
+@dataclass(slots=True)
+class Caller:
+    """A host that calls ops. `through_s`: when it is through with what it has called."""
+
+    through_s: float = 0.0
+
+
+def wait_for(
+    m: Machine, model: ServedDecoder, step: Ticket, graph: Graph, host: Caller, known_s: float
+) -> Program:
+    """Waits until a step with prompts has ended, and the calls of its ops, which the host knows since
+    `known_s`."""
+    if model.call_s:
+        host.through_s = max(host.through_s, known_s) + model.call_s * model.called(graph)
+    yield m.wait(step)
+    left_s = host.through_s - m.now() if model.call_s else 0.0
+    if left_s > 0.0:
+        yield m.recv(NOTHING, left_s)

@@ -16,7 +16,7 @@ from functools import partial
 
 from simcore.machine.machine import Machine, Program
 from simcore.models.served_decoder import ServedDecoder, decode_sizes, growth, step_sizes
-from simcore.schedules.host_calls import calls
+from simcore.schedules.host_calls import Caller, wait_for
 from simcore.workload.requests import END, REQUESTS, Batch, Journal, Request
 
 
@@ -24,7 +24,7 @@ from simcore.workload.requests import END, REQUESTS, Batch, Journal, Request
 class _Server:
     """The state of one server. `running`: requests in the order in which they end; the `held` of a request is
     the iteration after which it ends. `kv_tokens`: cached tokens of all running requests; `tokens`: the
-    length of every answer."""
+    length of every answer; `host`: what calls the ops of steps with prompts."""
 
     max_running: int
     slot_tokens: int
@@ -33,6 +33,7 @@ class _Server:
     iteration: int = 0
     kv_tokens: int = 0
     tokens: int | None = None
+    host: Caller = field(default_factory=Caller)
     closed: bool = False
 
 
@@ -95,7 +96,7 @@ def _join(m: Machine, model: ServedDecoder, journal: Journal, server: _Server, n
     step = m.launch(graph, sizes=sizes, advance=advance, batch=partial(_batch, server, new))
     start_s, used = m.now(), decoding + len(new)
     waiting = len(server.waiting)
-    yield m.wait(step, *calls(m, model, graph))
+    yield from wait_for(m, model, step, graph, server.host, start_s)
     end_s, prompt_tokens = m.now(), sizes["prompt_tokens"]
     journal.step(m.rank, start_s, end_s, 1, decoding, sequences, prompt_tokens, len(new), waiting, used)
     server.kv_tokens += prompt_tokens + (len(new) if model.whole else 0)

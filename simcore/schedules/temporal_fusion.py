@@ -25,7 +25,7 @@ from functools import partial
 
 from simcore.machine.machine import Machine, Program
 from simcore.models.served_decoder import ServedDecoder, decode_sizes, step_sizes
-from simcore.schedules.host_calls import calls
+from simcore.schedules.host_calls import Caller, wait_for
 from simcore.schedules.shuffle import shuffle as fewest_moves
 from simcore.schedules.shuffle import window
 from simcore.workload.requests import END, REQUESTS, Batch, Journal, Request
@@ -43,7 +43,8 @@ def context_stream(number: int) -> str:
 class _Server:
     """The state of one server. `live`: the requests in generation, by slot; `busy`: slots that are written or
     read beside the generation; `lengths`: the cached tokens of each slot, also of finished ones; `prompts`:
-    how many prompts each stream for them has; `owners`: the request that was in each slot last."""
+    how many prompts each stream for them has; `owners`: the request that was in each slot last;
+    `host`: what calls the ops of prompts."""
 
     slot_tokens: int
     shuffle: bool
@@ -53,6 +54,7 @@ class _Server:
     owners: dict[int, Request] = field(default_factory=dict)
     busy: set[int] = field(default_factory=set)
     waiting: deque[Request] = field(default_factory=deque)
+    host: Caller = field(default_factory=Caller)
     closed: bool = False
 
     @property
@@ -140,7 +142,7 @@ def _pre_process(
     server.prompts[stream] += 1
     step = m.launch(model.prefill, stream=context_stream(stream), sizes=sizes, batch=batch)
     start_s, waiting, held = m.now(), len(server.waiting), server.held
-    yield m.wait(step, *calls(m, model, model.prefill))
+    yield from wait_for(m, model, step, model.prefill, server.host, start_s)
     server.prompts[stream] -= 1
     journal.step(m.rank, start_s, m.now(), 1, 0, 0, request.prompt_tokens, 0, waiting, held)
     m.send(INFERENCE, request, m.rank)

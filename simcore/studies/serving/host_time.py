@@ -1,9 +1,8 @@
 """What a serving engine takes besides the profile's op times: its host, its kernels, its way to and from
 clients.
 
-    a step takes       the time of its ops + step_s + sequence_s * sequences that get a token in it;
-                       with prompts at least
-                           call_s * ops - time of the step before, if steps are decided ahead
+    a step takes       the time of its ops + step_s + sequence_s * sequences that get a token in it; with
+                       prompts it waits for the calls of its ops too, call_s each (`schedules/host_calls.py`)
     an op takes        the profile's time (of a product that `products_of` knows, that engine's) * a factor,
                        never less than the datasheet's bound:
                            collective_factor if several ranks meet in it, arithmetic_factor if arithmetic
@@ -35,9 +34,8 @@ a kernel more.
 A step of prompts alone has one sequence at least. Instances that share a device share its host too: their
 steps wait for each other's host time as for each other's ops.
 
-Steps that only decode are captured graphs, whose ops nobody calls. A call is of one of the engine's modules:
-a product and the rounding of its inputs to 8 bits are one (TensorRT-LLM,
-tensorrt_llm/_torch/modules/linear.py). The calls run beside the card (`schedules/host_calls.py`).
+A call is of one of the engine's modules: a product and the rounding of its inputs to 8 bits are one
+(TensorRT-LLM, tensorrt_llm/_torch/modules/linear.py). Calls run beside the card.
 
 Every cost is 0 unless a scenario, or the file of an engine, states it: nobody publishes them, and they belong
 to a version of an engine on some machine. `simcore calibrate --from` fits them to runs of one's own.
@@ -52,7 +50,7 @@ from pydantic import Field, field_validator
 
 from simcore.input.fields import Strict
 from simcore.models.decoder import MATRICES, Dtypes, Quantized, quantized_of
-from simcore.ops.op import Floor, Graph, Op, Price, Pricer, Roofline, Size, Work
+from simcore.ops.op import Floor, Op, Price, Pricer, Roofline, Size, Work
 from simcore.sim.simulation import Route
 from simcore.studies.serving.engines.products import Measured, by_engine, formats_measured
 from simcore.workload.requests import STEP, Journal, Request
@@ -60,12 +58,7 @@ from simcore.workload.requests import STEP, Journal, Request
 # The kind of the op that stands for the host's part of a step. Its costs are whole nanoseconds in its shape,
 # so that prices kept by op and shape hold whichever host they were made for.
 HOST_STEP = "host_step"
-# The kind of the op that stands for its calls of a step with prompts, and its sizes: how many ops are called,
-# and for how long they were before the step began.
-HOST_CALLS = "host_calls"
-CALLED, HIDDEN_US = Size("called"), Size("hidden_us")
-BY_FIELDS = "the engine's host, as its fields say"
-NS, US = 1e-9, 1e-6
+NS = 1e-9
 # The entries of an op's shape that say by how much an engine's kernels differ, in whole PARTS of the factor.
 # The last says whose kernels products are: a place in `MEASURED`, counted from 1, or 0 for the profile's.
 BY_ARITHMETIC, BY_MEMORY, BY_MEETING = "arithmetic_parts", "memory_parts", "collective_parts"
@@ -143,8 +136,8 @@ class HostTime(Strict):
 
     @property
     def in_steps(self) -> bool:
-        """Whether it makes steps longer."""
-        return bool(self.step_s or self.sequence_s or self.call_s)
+        """Whether it makes every step longer."""
+        return bool(self.step_s or self.sequence_s)
 
     @property
     def in_front(self) -> bool:
@@ -201,19 +194,10 @@ class HostTime(Strict):
 
     def ops(self, sequences: Size) -> tuple[Op, ...]:
         """Returns what the host adds to a step's graph; nothing if it takes no time."""
-        if not (self.step_s or self.sequence_s):
+        if not self.in_steps:
             return ()
         costs = (("step_ns", round(self.step_s / NS)), ("sequence_ns", round(self.sequence_s / NS)))
         return (Op(HOST_STEP, HOST_STEP, (("sequences", sequences), *costs), "", _no_work),)
-
-    @property
-    def calls(self) -> Graph | None:
-        """What the host calls in a step with prompts, by the sizes `called` and `hidden_us`; None if that
-        takes no time."""
-        if not self.call_s:
-            return None
-        shape = (("called", CALLED), ("hidden_us", HIDDEN_US), ("call_ns", round(self.call_s / NS)))
-        return Graph(HOST_CALLS, (Op(HOST_CALLS, HOST_CALLS, shape, "", _no_work),))
 
     def __str__(self) -> str:
         request_ms, token_us = 1e3 * self.request_s, 1e6 * self.prompt_token_s
@@ -227,12 +211,8 @@ class HostTime(Strict):
         ops = f"ops x {self.arithmetic_factor:.4g} (arithmetic), x {self.memory_factor:.4g} (memory)"
         ops += f", x {self.collective_factor:.4g} (collectives)"
         called = f"{1e6 * self.call_s:.4g} us a call of an op with prompts"
-        parts = (
-            [steps] * bool(self.step_s or self.sequence_s)
-            + [called] * bool(self.call_s)
-            + [front] * self.in_front
-            + [out] * bool(self.answer_token_s)
-        )
+        parts = [steps] * self.in_steps + [called] * bool(self.call_s)
+        parts += [front] * self.in_front + [out] * bool(self.answer_token_s)
         own = f"quantizes {', '.join(self.quantizes)}"
         parts += [ops] * ({*self._factors} != {1.0}) + [theirs] * bool(self.products_of)
         return ", ".join(parts + [own] * bool(self.quantizes)) or "no host time"
@@ -247,18 +227,15 @@ def _no_work(op: Op) -> Work:
 
 
 def with_engine(price: Pricer, roofline: Roofline) -> Pricer:
-    """Returns prices that know the ops HOST_STEP and HOST_CALLS too, by the costs in their shapes, and ops
-    with `marks`, by the factors and the kernels in theirs."""
+    """Returns prices that know the op HOST_STEP too, by the costs in its shape, and ops with `marks`, by the
+    factors and the kernels in theirs."""
 
     plain: dict[Op, tuple[Price, float, str, float]] = {}
 
     def priced(op: Op) -> Price:
-        if op.kind == HOST_CALLS:
-            seconds = max(0.0, NS * op["call_ns"] * op["called"] - US * op["hidden_us"])
-            return Price(seconds, seconds, seconds, "assumed", BY_FIELDS)
         if op.kind == HOST_STEP:
             seconds = NS * (op["step_ns"] + op["sequence_ns"] * op["sequences"])
-            return Price(seconds, seconds, seconds, "assumed", BY_FIELDS)
+            return Price(seconds, seconds, seconds, "assumed", "the engine's host, as its fields say")
         if len(op.shape) < MARKS or op.shape[-MARKS][0] != BY_ARITHMETIC:
             return price(op)
         unmarked = Op(op.kind, op.name, op.shape[:-MARKS], op.dtype, op.formula, op.axis, op.parts, op.place)

@@ -212,7 +212,7 @@ class Bench:
             style, ops = hardware.style(ranks), host.ops(ROWS)
             self.models[ranks, host] = ServedDecoder(
                 self.config, ranks, hardware.dtypes, style, hardware.whole, ops, host.marks, host.quantizes,
-                host.calls,
+                host.call_s,
             )  # fmt: skip
         return self.models[ranks, host]
 
