@@ -26,7 +26,8 @@ beside that of evenly spread lengths of the same total:
                                                                  that of lengths spread evenly (LONGEST)
 
 d is linear in the same way; of as many programs it differs by how many sequences they belong to. That
-percentage is its finest coordinate, so beyond the most unequal lengths of so many sequences d stays.
+percentage is its finest coordinate, so beyond the most unequal lengths of so many sequences d stays. Outside
+what was measured d is held, and the interval has the price without it too.
 
 The interval is from the errors at shapes that c does not use ("check" in points.csv), of all lines of a kind
 and dtype together (`simcore.devices.fit.checked_interval`); without check shapes, from the errors at points
@@ -406,7 +407,8 @@ class Correction:
         inside = self._inside(x)
         outside = max([abs(a - b) for a, b in zip(x, inside, strict=True)], default=0.0)
         c, known = self._c(inside, self._near(shape))
-        c += self._d(own)
+        d, unsure = self._d(own)
+        c += d
         source: SourceKind = "interpolated"
         if op.shape in self.shapes:
             source = "measured"
@@ -420,15 +422,21 @@ class Correction:
         power, seconds = 1.0 + outside, max(least_s, fitted_s)
         if fitted_s < least_s:
             source = "roofline"
-        low_s, high_s = interval_of(fitted_s, least_s, self.low**power, self.high**power)
+        wider = math.exp(unsure)
+        low_s, high_s = interval_of(fitted_s, least_s, self.low**power / wider, self.high**power * wider)
         return Price(seconds, low_s, high_s, source, detail, cached=cached)
 
-    def _d(self, own: Mapping[str, int]) -> float:
-        """Returns d at these coordinates: 0 where lengths are spread evenly, or nothing else was measured."""
+    def _d(self, own: Mapping[str, int]) -> tuple[float, float]:
+        """Returns d at these coordinates, 0 where lengths are spread evenly or nothing else was measured; and
+        by how much the interval is wider: by all of d outside what was measured, where it is only held."""
         if self.of_lengths is None or own.get(LONGEST, AS_SPREAD) == AS_SPREAD:
-            return 0.0
+            return 0.0, 0.0
         x = self.of_lengths._at(own)
-        return 0.0 if x is None else self.of_lengths._c(self.of_lengths._inside(x), self.of_lengths.slices)[0]
+        if x is None:
+            return 0.0, 0.0
+        inside = self.of_lengths._inside(x)
+        d, _ = self.of_lengths._c(inside, self.of_lengths.slices)
+        return d, 0.0 if inside == x else abs(d)
 
     def _at(self, own: Mapping[str, int]) -> list[float] | None:
         """Returns the place of these coordinates; None if they differ from `alike`."""
@@ -484,7 +492,7 @@ class Correction:
         if x is None:
             return None
         c, _ = self._c(self._inside(x), self._near(check.dimensions))
-        return math.log(check.median_s / _fitted_s(fit, check)) - c - self._d(own)
+        return math.log(check.median_s / _fitted_s(fit, check)) - c - self._d(own)[0]
 
 
 def _mixed(

@@ -35,6 +35,7 @@ STRATEGIES = [
 ]
 POISSON = {"kind": "poisson", "rate_per_s": 40}
 FRONT = {"request_s": 0.02, "prompt_token_s": 1e-4}
+CALLING = FRONT | {"call_s": 5e-5}
 
 
 def document(strategy: dict[str, Any], **fields: Any) -> dict[str, Any]:
@@ -259,7 +260,8 @@ TURNS = {"turns": {"kind": "constant", "value": 3}, "max_context_tokens": 4096, 
 )
 @pytest.mark.parametrize("out", [{}, {"answer_token_s": 1e-3}])
 def test_laws_hold_behind_front_ends(fields: dict[str, Any], servers: int, out: dict[str, float]) -> None:
-    found = result_of(CONTINUOUS | {"host": FRONT | out}, **fields)
+    """Steps are decided ahead, and their ops called."""
+    found = result_of(CONTINUOUS | {"ahead": 1, "host": CALLING | out}, **fields)
     assert found.served.finished.all()
     assert len({*found.served.instance.tolist()}) <= servers
     assert (found.served.scheduled_s - found.served.arrival_s >= FRONT["request_s"] - 1e-9).all()

@@ -1,5 +1,6 @@
 """Decode attention says how long its longest sequence is: schedules, inputs on a card, prices."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -233,7 +234,7 @@ def test_prices_are_as_before_at_the_longest_of_spread_lengths(
     assert new(attention(1, 4097, over_mean=0)).seconds == old(attention(1, 4097)).seconds
 
 
-def test_a_longer_longest_costs_more(after: FittedProfile) -> None:
+def test_prices_rise_where_measured_times_rise(after: FittedProfile) -> None:
     price = pricer(H200, profile=after)
     for sequences, context in SHAPES:
         overs = [0, *(round(context * 1.3**i / 8) for i in range(40))]
@@ -251,6 +252,19 @@ def test_prices_follow_what_was_measured(before: FittedProfile, after: FittedPro
             if longest_pct(sequences * context, sequences, op["over_mean"]) == pct:
                 wanted = factor(op) * old(attention(sequences, sequences * context)).seconds
                 assert new(op).seconds == pytest.approx(wanted, rel=0.02)
+
+
+def test_an_interval_has_the_price_without_a_correction_that_is_only_held(
+    before: FittedProfile, after: FittedProfile
+) -> None:
+    old, new = pricer(H200, profile=before), pricer(H200, profile=after)
+    (sequences, context), widths = SHAPES[-1], []
+    for tokens in (sequences * context, 1000 * sequences * context):
+        plain = old(attention(sequences, tokens))
+        found = new(attention(sequences, tokens, over_mean=2 * tokens // sequences))
+        widths.append(math.log(found.high_s / found.low_s) - math.log(plain.high_s / plain.low_s))
+        assert tokens == sequences * context or found.low_s <= plain.seconds <= found.high_s
+    assert widths[0] < 0.01 < widths[1]
 
 
 def test_a_burst_is_a_sum_of_few_lines(after: FittedProfile) -> None:
