@@ -310,6 +310,61 @@ def test_lines_are_found() -> None:
         assert abs(one.ttft_pct) < 5.0
 
 
+@dataclass(frozen=True)
+class Simulated:
+    """A closed loop of a service that is as the simulator says."""
+
+    clients: int
+    prompt: int
+    host: HostTime
+    rate_per_s: float = 1.0
+
+    @property
+    def sequences(self) -> float:
+        return self.clients
+
+    @property
+    def prompt_tokens(self) -> float:
+        return self.prompt
+
+    @property
+    def times(self) -> Times:
+        return simulated(self, self.host)
+
+
+def simulated(run: Simulated, host: HostTime) -> Times:
+    workload = {
+        "requests": 6 * run.clients,
+        "arrivals": {"kind": "closed_loop", "clients": run.clients},
+        "prompt_tokens": drawn(run.prompt - 20, run.prompt),
+        "output_tokens": drawn(20, 40),
+    }
+    study = assemble(parse_scenario(service(workload, host), "calls"), "calls").study
+    assert isinstance(study, DeviceStudy)
+    served = study.bench.run(next(cases(study.bench)), 0).served
+    tpot_s = (served.finish_s - served.first_token_s) / (served.output_tokens - 1)
+    return Times(float((served.first_token_s - served.arrival_s).mean()), float(tpot_s.mean()))
+
+
+@slow
+@pytest.mark.parametrize(("call_s", "prompt"), [(6e-5, 200), (2e-6, 3000)], ids=["felt", "hidden"])
+def test_calls_of_ops_are_found_where_they_are_felt(call_s: float, prompt: int) -> None:
+    """Steps with short prompts wait for their calls, which says what they take to 10 %. Calls of long prompts
+    are hidden behind the card: then they are not found, and nothing else stands in for them."""
+    host = HostTime(step_s=1e-3, call_s=call_s)
+    runs = [Simulated(clients, prompt, host) for clients in (1, 2, 4, 8, 16, 24)]
+
+    def predict(tasks: Sequence[tuple[Simulated, HostTime]]) -> list[Times]:
+        return [simulated(run, host) for run, host in tasks]
+
+    found = fitted(runs, predict, names=["step_s", "call_s", "request_s"], most_slopes=1)
+    assert found.step_s == pytest.approx(host.step_s, rel=0.1)
+    if prompt == 200:
+        assert found.call_s == pytest.approx(call_s, rel=0.1)
+    assert found.request_s < 1e-3
+    assert found.call_s < 2.0 * call_s + 1e-5
+
+
 def test_only_what_runs_tell_apart_is_fitted() -> None:
     always = ("answer_token_s", "arithmetic_factor", "memory_factor", "collective_factor")
     assert told_apart([Made(8, 100), Made(9, 100)]) == ("step_s", "request_s", *always)
