@@ -233,6 +233,31 @@ def test_a_host_never_calls_two_ops_at_once(strategy: dict[str, Any], ahead: int
     assert whole_s >= (prompts.sum() - 1) * calls_s
 
 
+@pytest.mark.parametrize("strategy", [STRATEGIES[1], STRATEGIES[3]], ids=lambda strategy: strategy["kind"])
+def test_a_prompt_waits_for_its_own_calls_and_not_for_those_of_later_ones(strategy: dict[str, Any]) -> None:
+    """The second prompt comes while the first is computed, which takes longer than its calls. Calls of the
+    second end later than the first on the card, and follow those of the first."""
+    load = {"requests": 2, "arrivals": {"kind": "constant", "rate_per_s": 200}}
+    load |= {"prompt_tokens": {"kind": "constant", "value": 2000}}
+    plain, called = (
+        result_of(strategy | {"host": host}, workload=load).served for host in ({}, {"call_s": 8e-5})
+    )
+    model = bench_of(strategy).model(1)
+    calls_s = 8e-5 * model.called(model.prefill)
+    alone_s = plain.first_token_s[0] - plain.scheduled_s[0]
+    assert calls_s < alone_s < 2.0 * calls_s
+    assert called.first_token_s[0] == pytest.approx(plain.first_token_s[0], rel=0.01)
+    assert called.first_token_s[1] >= called.scheduled_s[0] + 2.0 * calls_s
+
+
+def test_whole_iterations_have_the_calls_of_their_ops() -> None:
+    model = bench_of(CONTINUOUS).model(1)
+    whole = replace(model, whole=True)
+    assert len(whole.mixed.ops) == 2
+    assert whole.called(whole.mixed) == model.called(model.mixed)
+    assert whole.called(whole.prefill) == model.called(model.prefill)
+
+
 def test_a_product_makes_its_own_inputs_of_8_bits_in_one_call() -> None:
     kernels = {"call_s": 1e-5, "quantizes": ["qkv", "o", "gate_up", "down"]}
     bench = bench_of(CONTINUOUS, dtype="fp8")
@@ -331,7 +356,7 @@ def test_what_a_host_is_called() -> None:
         "front end 0 ms a request + 0 us a token, 5 us a token beside others"
     )
     assert str(HostTime()) == "no host time"
-    assert str(HostTime(call_s=5e-5)) == "50 us a call of an op with prompts"
+    assert str(HostTime(call_s=5e-5)) == "host calls ops of prompts in 50 us each"
     assert str(HostTime(answer_token_s=5e-5, memory_factor=1.05)) == (
         "way out 50 us a token, ops x 1 (arithmetic), x 1.05 (memory), x 1 (collectives)"
     )

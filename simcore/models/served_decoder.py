@@ -84,8 +84,14 @@ class ServedDecoder:
         return self._step("mixed", prompts=True, decodes=True)
 
     def called(self, step: Graph) -> int:
-        """How many calls by an engine's host a step has: its ops, of which a product makes its own inputs."""
-        return sum(op.kind != "quantize" for op in step.ops) - len(self.host)
+        """How many calls by an engine's host a step has: its ops, of which a product makes its own inputs.
+        Also where prices are of whole iterations."""
+        ops_of = {"prefill": self._by_ops.prefill, "mixed": self._by_ops.mixed}[step.name].ops
+        return sum(op.kind != "quantize" for op in ops_of) - len(self.host)
+
+    @cached_property
+    def _by_ops(self) -> "ServedDecoder":
+        return replace(self, whole=False) if self.whole else self
 
     @cached_property
     def move(self) -> Graph:

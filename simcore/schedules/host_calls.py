@@ -31,9 +31,12 @@ def wait_for(
 ) -> Program:
     """Waits until a step with prompts has ended, and the calls of its ops, which the host knows since
     `known_s`."""
+    through_s = 0.0
     if model.call_s:
-        host.through_s = max(host.through_s, known_s) + model.call_s * model.called(graph)
+        through_s = max(host.through_s, known_s) + model.call_s * model.called(graph)
+        host.through_s = through_s
     yield m.wait(step)
-    left_s = host.through_s - m.now() if model.call_s else 0.0
+    # Other prompts' ops may have been called meanwhile.
+    left_s = through_s - m.now() if model.call_s else 0.0
     if left_s > 0.0:
         yield m.recv(NOTHING, left_s)

@@ -210,7 +210,7 @@ class HostTime(Strict):
         theirs = f"products of {self.products_of}"
         ops = f"ops x {self.arithmetic_factor:.4g} (arithmetic), x {self.memory_factor:.4g} (memory)"
         ops += f", x {self.collective_factor:.4g} (collectives)"
-        called = f"{1e6 * self.call_s:.4g} us a call of an op with prompts"
+        called = f"host calls ops of prompts in {1e6 * self.call_s:.4g} us each"
         parts = [steps] * self.in_steps + [called] * bool(self.call_s)
         parts += [front] * self.in_front + [out] * bool(self.answer_token_s)
         own = f"quantizes {', '.join(self.quantizes)}"
