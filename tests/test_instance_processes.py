@@ -287,7 +287,7 @@ def test_a_launch_that_more_than_its_stream_decides_about_is_refused(small: Any)
     run: Run = apart.start(setup_of(model, wanted, places=1), weights)
 
     def program(m: Any) -> Program:
-        sizes = {"tokens": 1, "rows": 1, "sequences": 1, "kv_tokens": 5}
+        sizes = {"tokens": 1, "rows": 1, "sequences": 1, "kv_tokens": 5, "over_mean": 0}
         m.launch(model.decode, stream="side", sizes=sizes, batch=lambda: Batch(decoding=[(wanted[0], 4)]))
         yield m.wait()
 
@@ -303,7 +303,7 @@ def test_a_burst_that_is_stopped_ends_at_a_replay(small: Any) -> None:
     ran = []
 
     def program(m: Any) -> Program:
-        sizes = {"tokens": 1, "rows": 1, "sequences": 1, "kv_tokens": 5}
+        sizes = {"tokens": 1, "rows": 1, "sequences": 1, "kv_tokens": 5, "over_mean": 0}
         request = Request(0, 0.0, 4, 20_000, 20_000)
         batch = partial(Batch, (), [(request, 4)])
         burst = m.launch(model.decode, stream="instance 0", sizes=sizes, repeat=20_000, batch=batch)
