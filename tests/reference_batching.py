@@ -6,6 +6,8 @@ sequence and every KV block an object of its own. No events, no bursts, no count
     no block  who was admitted last is sent back, waits first in line and is computed anew; nobody is
               admitted in that step
     ahead     who comes while a step runs misses the `ahead` steps after it, for they are decided
+    reserve   who is new is admitted only if its whole answer has room, beside the answers of prompts that are
+              begun and a share of those of who decodes; the share falls with each step in which someone does
 
 Random workloads, the strategy on the simulated machine against this:
 
@@ -22,9 +24,14 @@ from random import Random
 
 from simcore.ops.op import Op, Price
 from simcore.schedules.continuous_batching import Prefill, continuous_batching, fcfs, shortest_first
+from simcore.schedules.reservation import Reservation
 from simcore.workload.requests import Content, Request, own_text
 from tests.test_serving_schedules import STEPWISE, serve
 
+RESERVES = (
+    None, None, Reservation(1.0, 1.0), Reservation(0.0, 0.0), Reservation(0.4, 0.4, most_tokens=5),
+    Reservation(0.7, 0.098, 10), Reservation(1.0, 0.1, 40, 8),
+)  # fmt: skip
 # Times of both are sums of the same seconds in another order.
 ROUNDING_S = 1e-9
 
@@ -41,6 +48,7 @@ class Rules:
     prefill: Prefill = "chunked"
     ahead: int = 0
     prefix_caching: bool = False
+    reserve: Reservation | None = None
 
 
 @dataclass(eq=False)
@@ -109,6 +117,7 @@ class Server:
         self.running: list[Job] = []
         self.step = 0
         self.now_s = 0.0
+        self.share = rules.reserve.share if rules.reserve else 0.0
 
     def run(self, wanted: Sequence[Job]) -> None:
         """Serves all requests."""
@@ -146,6 +155,8 @@ class Server:
         short = self._blocks_to_decode() > len(self.free)
         while self._blocks_to_decode() > len(self.free):
             self._send_back(self.running[-1])
+        if short:
+            self._expect_longer_answers()
         chunks = self._begun_prompts() + ([] if short else self._new_prompts(self._left))
         decoding = [s for s in self.running if s.decodes and s.cached]
         if self.rules.prefill == "first" and chunks:
@@ -163,6 +174,8 @@ class Server:
             s.cached += tokens
         for s in sorted((s for s in decoding if s.generated == s.output), key=lambda s: s.number):
             self._finish(s)
+        if decoding and self.rules.reserve:
+            self.share = max(self.rules.reserve.least, self.share - self._fall)
         for s in [s for s, _ in chunks if s.decodes]:
             s.generated += 1
             if s.generated == 1:
@@ -205,6 +218,8 @@ class Server:
             new = -(-(have + tokens) // self.rules.block_tokens) - len(found)
             if new + sum(b.holders == 0 for b in found) > len(self.free) - self._kept:
                 break
+            if self.rules.reserve and not self._has_room(s, [b for b in found if b.holders]):
+                break
             # A whole prompt waits for a step that it fits into; one that fits into none is cut, alone.
             alone = length > self.rules.token_budget and not self._any and not chunks
             if self.rules.prefill == "whole" and have + tokens < length and not alone:
@@ -223,6 +238,41 @@ class Server:
             chunks.append((s, tokens))
             left -= tokens
         return chunks
+
+    # -- room for answers ----------------------------------------------------------------------------
+
+    @property
+    def _fall(self) -> float:
+        rule = self.rules.reserve
+        return (rule.share - rule.least) / rule.steps if rule and rule.steps else 0.0
+
+    def _expect_longer_answers(self) -> None:
+        decoding = [s for s in self.running if s.decodes]
+        if self._fall:
+            told = sum(s.generated for s in decoding) + 20 * len(decoding)
+            self.share = min(1.0, told / (sum(s.most for s in decoding) + 1))
+
+    def _has_room(self, new: Job, shared: list[Block]) -> bool:
+        """Whether all that may come of who runs, some of it only, leaves room for all of a new one."""
+        rule, size = self.rules.reserve, self.rules.block_tokens
+        assert rule is not None
+        if not self.running:
+            self.share = rule.share
+
+        def at_its_end(s: Job) -> int:
+            answer = min(s.most - s.generated, rule.most_tokens or s.most)
+            # Of a prompt all tokens, and of who decodes those that it has.
+            return -(-(max(s.cached, s.prompt + s.generated if not s.decodes else 0) + answer) // size)
+
+        to_come, held = 0.0, {id(b): b for s in self.running for b in s.blocks}
+        for s in self.running:
+            # Chunks of this step have their blocks, and count as not computed yet.
+            more = at_its_end(s) - -(-s.cached // size)
+            to_come += more * (self.share if s.decodes and s.cached else 1.0)
+        just_taken = sum(len(s.blocks) - -(-s.cached // size) for s in self.running)
+        free = self.rules.blocks - len(held) + just_taken
+        answer = min(new.most - new.generated, rule.most_tokens or new.most)
+        return -(-(new.prompt + new.generated + answer) // size) - len(shared) <= free - to_come
 
     # -- blocks --------------------------------------------------------------------------------------
 
@@ -313,6 +363,7 @@ def random_workload(seed: int) -> tuple[Rules, list[Request]]:
         prefill=random.choice(["chunked", "chunked", "chunked", "whole", "first"]),
         ahead=random.choice([0, 0, 1, 1, 2, 3, 7]),
         prefix_caching=random.random() < 0.4,
+        reserve=random.choice(RESERVES),
     )
     at_s, between_s, wanted = 0.0, 2.0 ** random.uniform(-3.0, 6.0), list[Request]()
     for number in range(random.randint(1, 40)):
@@ -345,6 +396,7 @@ def strategy(rules: Rules, wanted: Sequence[Request]) -> list[Request]:
         prefill=rules.prefill,
         ahead=rules.ahead,
         prefix_caching=rules.prefix_caching,
+        reserve=rules.reserve,
     )
     return serve(schedule, wanted, STEPWISE, price=price).requests
 

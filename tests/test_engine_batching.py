@@ -7,6 +7,7 @@ import pytest
 
 from simcore.models.served_decoder import ServedDecoder
 from simcore.schedules.continuous_batching import Order, continuous_batching, fcfs, shortest_first
+from simcore.schedules.reservation import Reservation, Reserve
 from simcore.workload.requests import Request
 from tests.test_serving_schedules import STEPWISE, Served, request, serve
 
@@ -181,3 +182,56 @@ def test_prompts_used_last_are_kept_as_far_as_the_blocks_hold_them() -> None:
 def test_requests_without_a_text_share_nothing() -> None:
     wanted = [request(i, 3.0 * i, 1, prompt=8) for i in range(2)]
     assert run(*wanted, prefix_caching=True).sizes("prefill", "prompt_tokens") == [8, 8]
+
+
+NO_EVICT, FALLING = Reservation(1.0, 1.0), Reservation(1.0, 0.0, steps=10)
+
+
+def test_nobody_is_preempted_where_whole_answers_have_room() -> None:
+    """Three requests of 4 + 8 tokens take 3 blocks of 4 each: of 7 blocks two run at once, and the third
+    begins when they end. Without room for answers all three begin."""
+    wanted = [request(i, 0.0, 8, prompt=4) for i in range(3)]
+    free = run(*wanted, blocks=7, budget=64)
+    assert sum(r.preemptions for r in free.requests) > 0
+    kept = run(*wanted, blocks=7, budget=64, reserve=NO_EVICT)
+    assert [r.preemptions for r in kept.requests] == [0, 0, 0]
+    assert [r.scheduled_s for r in kept.requests] == [0.0, 0.0, 8.0]
+
+
+@pytest.mark.parametrize(("share", "begins_s"), [(0.0, 3.0), (0.5, 3.0), (0.6, 12.0), (1.0, 12.0)])
+def test_a_share_of_the_answers_to_come_has_to_stay_free(share: float, begins_s: float) -> None:
+    """At 3 s the first has 4 + 2 tokens in 2 blocks of 4, and 2 more blocks to come. The second wants 3. Of
+    6 blocks 4 are free: enough beside half of what is to come, not beside 0.6 of it."""
+    wanted = request(0, 0.0, 12, prompt=4), request(1, 2.5, 8, prompt=4)
+    found = run(*wanted, blocks=6, budget=64, reserve=Reservation(share, share))
+    assert found.requests[1].scheduled_s == begins_s
+
+
+def test_a_falling_share_lets_the_next_one_in_between_two_ends() -> None:
+    """The first has 2 blocks of 4 from its second step on, and 8 to come. Of 12 blocks 10 - 8 * share are
+    room for the second, which wants 4: a share of 0.75 is enough, and after three decode steps it is 0.7."""
+    wanted = request(0, 0.0, 36, prompt=4), request(1, 0.5, 12, prompt=4)
+    found = run(*wanted, blocks=12, budget=64, reserve=FALLING)
+    assert found.requests[1].scheduled_s == 4.0
+    assert run(*wanted, blocks=12, budget=64, reserve=NO_EVICT).requests[1].scheduled_s == 36.0
+
+
+def test_only_so_many_tokens_of_an_answer_count() -> None:
+    wanted = [request(i, 0.0, 40, prompt=4) for i in range(2)]
+    short = Reservation(1.0, 1.0, most_tokens=4)
+    assert [r.scheduled_s for r in run(*wanted, blocks=12, budget=64, reserve=short).requests] == [0.0, 0.0]
+    assert run(*wanted, blocks=12, budget=64, reserve=NO_EVICT).requests[1].scheduled_s == 40.0
+
+
+def test_after_a_preemption_the_share_is_what_answers_say_so_far() -> None:
+    reserve = Reserve(FALLING, 0.1)
+    long, short = request(0, 0.0, 100, prompt=4), request(1, 0.0, 50, prompt=4)
+    long.generated, long.held, short.generated, short.held = 30, 2, 9, 5
+    reserve.preempted([long, short], iteration=7)
+    # 35 and 11 tokens by now, and 20 more of each, of 150.
+    assert reserve.share(7) == pytest.approx((35 + 11 + 40) / 151)
+    assert reserve.share(9) == pytest.approx(86 / 151 - 0.2)
+    assert reserve.share(100) == 0.0
+    kept = Reserve(NO_EVICT, 1.0)
+    kept.preempted([long], iteration=7)
+    assert kept.share(7) == 1.0

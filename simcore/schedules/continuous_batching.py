@@ -10,6 +10,8 @@ SOSP 2023) and chunked prefill (Agrawal et al., OSDI 2024), as in vLLM's schedul
                 and is recomputed; no request is admitted in that step
 
 If too few blocks are free for a chunk of a prompt, the chunk is shortened; vLLM would preempt a sequence.
+With `reserve` a request waits until there is room for its whole answer, and for some of the answers of those
+that run (simcore/schedules/reservation.py); vLLM reserves nothing.
 
 Engines differ in how a step takes prompts (`Prefill`):
 
@@ -45,6 +47,7 @@ from simcore.models.served_decoder import ServedDecoder, decode_sizes, growth, s
 from simcore.schedules.host_calls import Caller, wait_for
 from simcore.schedules.paged_kv import PagedKv
 from simcore.schedules.prefix_cache import PrefixCache
+from simcore.schedules.reservation import Reservation, Reserve
 from simcore.workload.requests import END, REQUESTS, Batch, Journal, Request, blocks_for
 
 # Which of the waiting requests is next: smallest first.
@@ -70,8 +73,8 @@ class _Server:
     request); `admitted`: all requests that hold blocks, in order of admission. `arriving`: (step count,
     request): the request is seen when `steps` reaches the count. `waited`: steps for which prompts have
     waited for others. `host`: what calls ops; `began_s`: when the step before began, None where the
-    device was idle. `cache`: the contents of the blocks, with prefix caching. `longest_lead`: `_lead` of
-    the longest decoding sequence, None until it is looked for again."""
+    device was idle. `cache`: the contents of the blocks, with prefix caching. `reserve`: room for answers
+    to come. `longest_lead`: `_lead` of the longest decoding sequence, None until it is looked for again."""
 
     kv: PagedKv
     budget: int
@@ -85,6 +88,7 @@ class _Server:
     host: Caller = field(default_factory=Caller)
     began_s: float | None = None
     cache: PrefixCache | None = None
+    reserve: Reserve | None = None
     steps: int = 0
     arriving: deque[tuple[int, Request]] = field(default_factory=deque)
     waiting: list[tuple[float, int, Request]] = field(default_factory=list)
@@ -112,17 +116,20 @@ def continuous_batching(
     wait_tokens: int = 0,
     ahead: int = 0,
     prefix_caching: bool = False,
+    reserve: Reservation | None = None,
     state_blocks: int = 0,
 ) -> Program:
     """Serves the requests of the inbox until END. `blocks`: how many KV blocks of `block_tokens` tokens;
-    `state_blocks`: how many of them hold the state of a sequence. Raises ValueError for states with prefix
-    caching: a state is of all tokens before it."""
+    `reserve`: room for answers to come, without which nobody is admitted; `state_blocks`: how many blocks
+    hold the state of a sequence. Raises ValueError for states with prefix caching: a state is of all tokens
+    before it."""
     if state_blocks and prefix_caching:
         raise ValueError("prefix_caching: blocks of a prefix hold no state")
     kv = PagedKv(blocks, block_tokens, state=state_blocks)
     max_running = min(max_sequences, token_budget)
     server = _Server(kv, token_budget, max_running, order, prefill, wait_steps, wait_tokens, ahead=ahead)
     server.cache = PrefixCache(blocks, block_tokens) if prefix_caching else None
+    server.reserve = Reserve(reserve, reserve.share) if reserve is not None else None
     while True:
         if items := m.poll(REQUESTS):
             _receive(m, server, journal, items)
@@ -145,9 +152,12 @@ def continuous_batching(
             server.waited = 0
             yield from _step_with_prompts(m, model, journal, server, chunks)
         else:
-            # A preempted request may be admitted again in the next step.
+            # A preempted request may be admitted again in the next step, and one that waits for room in any
+            # step in which less has to stay.
             if short:
                 needed, steps_to_wait = kv.needed(1), 1
+            elif waits and server.reserve is not None and server.reserve.falls(kv.iteration):
+                steps_to_wait = 1
             yield from _decode(m, model, journal, server, needed, steps_to_wait)
 
 
@@ -190,6 +200,8 @@ def _preempt_until_fits(server: _Server) -> None:
         request.cached = 0
         request.preemptions += 1
         server.preempted.appendleft(request)
+    if server.reserve is not None:
+        server.reserve.preempted([entry[2] for entry in server.decoding], kv.iteration)
 
 
 def _release_blocks(server: _Server, request: Request) -> int:
@@ -273,8 +285,11 @@ def _schedule_prompts(server: _Server, now_s: float, *, admit: bool) -> list[tup
         tokens = min(_prompt(request) - hit_tokens, left)
         # Cached blocks that no request holds count as free, so a hit takes them from the free blocks.
         unreferenced = cache.unreferenced(hit_blocks) if cache is not None else 0
-        blocks = kv.state + blocks_for(hit_tokens + tokens, kv.block) - len(hit_blocks) + unreferenced
+        shared = len(hit_blocks) - unreferenced
+        blocks = kv.state + blocks_for(hit_tokens + tokens, kv.block) - shared
         if blocks > free or _would_split(server, request, hit_tokens + tokens, bool(chunks)):
+            break
+        if server.reserve is not None and not _has_room(server, server.reserve, request, shared):
             break
         _admit(server, request, hit_tokens, now_s)
         chunks.append((request, tokens))
@@ -300,6 +315,15 @@ def _admit(server: _Server, request: Request, hit_tokens: int, now_s: float) -> 
     server.kv.used += server.kv.state
     server.admitted[request.id] = request
     server.prompts.append(request)
+
+
+def _has_room(server: _Server, reserve: Reserve, request: Request, shared: int) -> bool:
+    """Whether the next request has the room that it must find. `shared`: its blocks that others hold."""
+    kv = server.kv
+    if not server.admitted:
+        reserve.begin(kv.iteration)
+    room = reserve.room(kv, server.prompts, [entry[2] for entry in server.decoding])
+    return reserve.whole_blocks(kv, request) - shared <= room
 
 
 def _would_split(server: _Server, request: Request, tokens: int, beside_others: bool) -> bool:

@@ -84,6 +84,7 @@ def scenario_of(row: Row, profile: str, host: HostTime = NO_HOST_TIME) -> Servin
         "prefill": known.prefill,
         "ahead": known.ahead,
         "prefix_caching": known.distinct_prompts is not None,
+        "reserve": known.reserve,
         "ranks": row.ranks,
         "host": {**host.numbers, "products_of": row.series.products_of, "quantizes": row.series.quantizes},
     }

@@ -25,6 +25,7 @@ from simcore.models.decoder import Quantized, why_not
 from simcore.models.decoder_config import DecoderConfig, load_config
 from simcore.ops.op import DTYPE_BYTES, multiplied_as
 from simcore.studies.serving.engines.products import Measured
+from simcore.studies.serving.strategies import AnswerRoom
 from simcore.validate import cells
 from simcore.validate.calibration.service import Times
 
@@ -79,6 +80,7 @@ class Series:
     by_lengths: dict[str, Count] = field(default_factory=dict)
     wait: Wait | None = None
     distinct_prompts: Count | None = None
+    reserve: AnswerRoom | None = None
     budget_beyond_prompt: Count | None = None
     constants_of: str | None = None
     host_of: str | None = None

@@ -34,7 +34,7 @@ from simcore.scenario import parse_scenario
 from simcore.sim.kept import cache_folder
 from simcore.studies.serving.scenario import ServingScenario
 from simcore.studies.serving.strategies import host_of
-from simcore.validate.mlperf.rows import MODELS, Row
+from simcore.validate.mlperf.rows import MODELS, POLICIES, Row
 
 FACTS = Path(__file__).resolve().parent / "mlperf.yaml"
 ENGINE = "tensorrt-llm-1.2"
@@ -101,6 +101,7 @@ def scenario_of(row: Row, *, replicas: int = 1, loaded: bool = False) -> Serving
                 "max_sequences": row.max_batch_size,
                 "prefill": "chunked" if row.chunked else "whole",
                 "prefix_caching": False,
+                "reserve": POLICIES[row.policy],
                 "memory": {"share": row.kv_share},
                 "ahead": facts()["engine"]["ahead"],
                 "host": facts()["engine"]["host"],

@@ -37,6 +37,8 @@ COLUMNS = (*TEXTS, *FORMATS, *COUNTS, *TIMES, "kv_fraction")
 # The share of rows that may be looked at.
 LOOKED_AT = 3
 HALVES = ("fit", "rest", "all")
+# What TensorRT-LLM's scheduling policies leave room for, as a strategy says it.
+POLICIES: dict[str, dict[str, float] | None] = {"max_util": None, "guaranteed_no_evict": {"share": 1.0}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,7 @@ class Row:
     ranks: int
     max_num_tokens: int
     max_batch_size: int
+    policy: str
     chunked: bool
     precision: str
     kv_dtype: str
@@ -121,8 +124,9 @@ def _row(where: str, line: dict[str, str]) -> Row:
         raise InputError(f"{where}: pp: is {count['pp']}; 1 is allowed")
     if count["accelerators"] % ranks:
         raise InputError(f"{where}: accelerators: is {count['accelerators']}; a multiple of tp is needed")
-    if line["policy"] != "max_util":
-        raise InputError(f"{where}: policy: is {line['policy']!r}; max_util is allowed")
+    if line["policy"] not in POLICIES:
+        allowed = " or ".join(POLICIES)
+        raise InputError(f"{where}: policy: is {line['policy']!r}; {allowed} is allowed")
     if line["chunked"] not in ("True", "False"):
         raise InputError(f"{where}: chunked: is {line['chunked']!r}; True or False is needed")
     for name in FORMATS:
@@ -138,6 +142,7 @@ def _row(where: str, line: dict[str, str]) -> Row:
         ranks=ranks,
         max_num_tokens=count["max_num_tokens"],
         max_batch_size=count["max_batch_size"],
+        policy=line["policy"],
         chunked=line["chunked"] == "True",
         precision=line["precision"],
         kv_dtype=line["kv_dtype"],

@@ -19,6 +19,7 @@ from simcore.schedules.concurrent_instances import concurrent_instances, instanc
 from simcore.schedules.continuous_batching import continuous_batching, fcfs, shortest_first
 from simcore.schedules.dynamic_batching import dynamic_batching
 from simcore.schedules.iteration_batching import iteration_batching
+from simcore.schedules.reservation import Reservation
 from simcore.schedules.temporal_fusion import temporal_fusion
 from simcore.studies.fields import SeveralRanks
 from simcore.studies.serving.host_time import NO_HOST_TIME, HostTime
@@ -184,6 +185,44 @@ class IterationBatching(Strict):
         return iteration_batching(m, model, journal, max_batch=room.limit, slot_tokens=room.slot_tokens)
 
 
+class AnswerRoom(Strict):
+    """Room for answers to come that a request must find before it is admitted."""
+
+    share: Annotated[float, Field(ge=0.0, le=1.0)] = Field(
+        1.0,
+        description="share of the answers to come of running requests that has to stay free, beside the whole"
+        " answer of the new one; 1: nobody is ever preempted",
+    )
+    least: Annotated[float, Field(ge=0.0, le=1.0)] | None = Field(
+        None, description="what the share falls to, as SGLang's new-token ratio; left out, it stays"
+    )
+    steps: int = Field(0, ge=0, le=1_000_000, description="decode steps in which it falls to that")
+    most_tokens: Annotated[int, Field(ge=1, le=10_000_000)] | None = Field(
+        None, description="tokens of one answer to come that count at most"
+    )
+
+    @model_validator(mode="after")
+    def _falls_in_steps(self) -> "AnswerRoom":
+        if self.least is not None and self.least > self.share:
+            raise FieldError("least", f"is {self.least:g}; at most share, {self.share:g}, is allowed")
+        falls = self.least is not None and self.least < self.share
+        if falls and not self.steps:
+            raise FieldError("steps", "is 0, in which no share falls; least wants 1 or more")
+        if self.steps and not falls:
+            raise FieldError("least", "is not below share, so that nothing falls; steps wants one that is")
+        return self
+
+    @property
+    def rule(self) -> Reservation:
+        """The rule as the schedule takes it."""
+        least = self.share if self.least is None else self.least
+        return Reservation(self.share, least, self.steps, self.most_tokens)
+
+    def __str__(self) -> str:
+        falling = "" if self.least is None else f" to {self.least:g} in {self.steps:,} steps"
+        return f"room for {self.share:g}{falling} of the answers to come"
+
+
 class ContinuousBatching(Strict):
     """Each step takes tokens of prompts and of answers, up to a budget; the KV cache is kept in blocks (vLLM,
     SGLang, TensorRT-LLM)."""
@@ -221,6 +260,11 @@ class ContinuousBatching(Strict):
     )
     prefix_caching: bool = Field(
         False, description="whether the beginning of a prompt is taken from blocks that are known from before"
+    )
+    reserve: AnswerRoom | None = Field(
+        None,
+        description="room for answers to come that a request must find before it is admitted, as in"
+        " TensorRT-LLM and SGLang; left out, none, as in vLLM, which preempts instead",
     )
     memory: KvMemory = Field(KvMemory(), description="what the KV cache may take of a device")
     ranks: SeveralRanks = [1]
@@ -273,6 +317,7 @@ class ContinuousBatching(Strict):
             wait_tokens=self.wait_tokens,
             ahead=self.ahead,
             prefix_caching=self.prefix_caching,
+            reserve=None if self.reserve is None else self.reserve.rule,
             state_blocks=room.state_blocks,
         )
 
@@ -307,6 +352,8 @@ def _unusual(strategy: ContinuousBatching) -> list[str]:
         words.append("prefix caching" if strategy.prefix_caching else "no prefix caching")
     if odd("wait_steps"):
         words.append(f"waiting {strategy.wait_steps} steps for {strategy.wait_tokens:,} tokens")
+    if odd("reserve"):
+        words.append("no room for answers to come" if strategy.reserve is None else str(strategy.reserve))
     if odd("host"):
         # Without its engine's kernels it has those of the profile.
         words.append(str(strategy.host) if strategy.host != NO_HOST_TIME else "no host time, plain kernels")

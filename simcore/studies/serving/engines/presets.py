@@ -38,6 +38,7 @@ DECIDED = (
     "prefill",
     "ahead",
     "prefix_caching",
+    "reserve",
     "memory",
 )
 # Fields that a preset may give: they are no decision of an engine, but belong to a version on some machine.
