@@ -29,6 +29,7 @@ MODULES = (
     "workload.requests",
     "schedules.continuous_batching",
     "schedules.prefix_cache",
+    "schedules.reservation",
     "sim.contention",
     "sim.sharing",
     "sim.power",
