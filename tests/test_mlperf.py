@@ -21,7 +21,8 @@ LINE = {
     "chunked": "True", "precision": "fp8",
     "kv_dtype": "fp8", "accelerators": "8", "tp": "2", "pp": "1", "max_num_tokens": "1536",
     "max_batch_size": "2048", "scheduled_per_s": "40.0", "samples_per_s": "39.0", "tokens_per_s": "11700",
-    "ttft_mean_s": "0.3", "ttft_p99_s": "1.9", "tpot_mean_s": "0.15", "tpot_p99_s": "0.17",
+    "ttft_mean_s": "0.3", "ttft_p99_s": "1.9", "tpot_mean_s": "0.15",
+    "tpot_p50_s": "0.15", "tpot_p99_s": "0.17",
     "kv_fraction": "0.9",
 }  # fmt: skip
 
@@ -53,7 +54,7 @@ def test_only_valid_rows_with_settings_are_used_and_one_system_counts_once(tmp_p
         {"scenario": "Offline"},
         {"valid": "INVALID", "system": "other"},
         {"tp": "", "system": "without settings"},
-        {"model": "llama3.1-405b"},
+        {"model": "mixtral-8x7b"},
         {"model": "llama3.1-8b"},
     )
     rows, others = read_rows(path, 0)
@@ -79,6 +80,16 @@ def test_a_third_may_be_looked_at_whatever_the_order(tmp_path: Path) -> None:
     assert len(drawn) > 1
 
 
+def test_none_of_a_model_to_which_nothing_is_fitted_may_be_looked_at(tmp_path: Path) -> None:
+    """Nor does it change which of the others may be."""
+    mine = [{"system": f"s{i}"} for i in range(10)]
+    unseen = [{"system": f"u{i}", "model": "llama3.1-405b", "tp": "8"} for i in range(6)]
+    alone = [row.system for row in half(read_rows(table(tmp_path, *mine), 3)[0], "fit")]
+    rows, _ = read_rows(table(tmp_path, *mine, *unseen), 3)
+    assert [row.system for row in half(rows, "fit")] == alone
+    assert sum(row.model == "llama3.1-405b" for row in half(rows, "rest")) == 6
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -87,7 +98,7 @@ def test_a_third_may_be_looked_at_whatever_the_order(tmp_path: Path) -> None:
         ({"tp": "1.5"}, "tp: '1.5' is no whole number"),
         ({"tp": "3"}, "accelerators: is 8; a multiple of tp"),
         ({"pp": "2"}, "pp: is 2; 1 is allowed"),
-        ({"policy": "no_evict"}, "policy: is 'no_evict'"),
+        ({"policy": "no_evict"}, "policy: is 'no_evict'; max_util or guaranteed_no_evict is allowed"),
         ({"chunked": "yes"}, "chunked: is 'yes'; True or False"),
         ({"precision": "fp4"}, "precision: is 'fp4'; fp8 or bf16"),
         ({"kv_fraction": "1.2"}, "kv_fraction: is 1.2; at most 1"),
@@ -173,6 +184,10 @@ def test_rows_that_were_looked_at_are_reported_apart(row: Row) -> None:
     assert "## 2 rows judged" in said
     assert "Highest rate: median 5.0 %, worst +5.0 %" in said
     assert "Highest rate: median 55.0 %, worst no rate holds" in said
+    unseen = compared(replace(row, model="llama3.1-405b"), 44.0)
+    said = "\n".join(lines([*found, unseen]))
+    assert "## 2 rows judged" in said
+    assert "## 1 rows of llama3.1-405b, to which nothing is fitted" in said
 
 
 def test_what_fails_first_above_the_highest_rate_is_said() -> None:
@@ -216,7 +231,12 @@ def test_the_folder_is_an_option_or_a_variable(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("options", "words"),
-    [({"half_": "fti"}, "--half: unknown half 'fti'"), ({"card": "H200"}, "--card: unknown card 'H200'")],
+    [
+        ({"half_": "fti"}, "--half: unknown half 'fti'"),
+        ({"card": "H200"}, "--card: unknown card 'H200'"),
+        ({"model": "llama-3.1-405"}, "--model: unknown model 'llama-3.1-405'; did you mean 'llama-3.1-405b'"),
+        ({"model": "llama-3.1-405b"}, "--half all: has no row of llama-3.1-405b on any card"),
+    ],
 )
 def test_bad_options_are_named(tmp_path: Path, options: dict[str, str], words: str) -> None:
     table(tmp_path, {})
@@ -228,13 +248,13 @@ def test_halves_have_names() -> None:
     assert HALVES == ("fit", "rest", "all")
 
 
-def test_the_published_table_has_fifteen_usable_rows() -> None:
+def test_the_published_table_has_nineteen_usable_rows() -> None:
     folder = os.environ.get(VARIABLE)
     if not folder:
         pytest.skip(f"{VARIABLE} names no folder with {FILE}")
     rows, _ = read_rows(Path(folder) / FILE, 0)
-    assert len(rows) == 15
+    assert len(rows) == 19
     assert len(half(rows, "fit")) == 5
-    assert {row.replicas for row in rows} == {4, 8}
+    assert {row.replicas for row in rows} == {1, 4, 8}
     # No row breaks its own limits.
     assert max(compared(row, None).used for row in rows) < 1.0 + 1e-2

@@ -219,6 +219,7 @@ def test_the_largest_speedup_is_that_of_section_5_2() -> None:
 PARAMETERS = {
     "llama-3.1-8b": 8_030_261_248,
     "llama-3.1-70b": 70_553_706_496,
+    "llama-3.1-405b": 405_853_388_800,
     "llama-7b": 6_738_415_616,
     "llama-13b": 13_015_864_320,
     "llama-33b": 32_528_943_616,

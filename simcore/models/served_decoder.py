@@ -13,7 +13,7 @@ them from device memory. `kv_tokens` grows by `sequences` from one decode step t
 stays.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -86,12 +86,15 @@ class ServedDecoder:
     def called(self, step: Graph) -> int:
         """How many calls by an engine's host a step has: its ops, of which a product makes its own inputs.
         Also where prices are of whole iterations."""
-        ops_of = {"prefill": self._by_ops.prefill, "mixed": self._by_ops.mixed}[step.name].ops
-        return sum(op.kind != "quantize" for op in ops_of) - len(self.host)
+        return self._called[step.name]
 
     @cached_property
-    def _by_ops(self) -> "ServedDecoder":
-        return replace(self, whole=False) if self.whole else self
+    def _called(self) -> Mapping[str, int]:
+        by_ops = replace(self, whole=False) if self.whole else self
+        return {
+            step.name: sum(op.kind != "quantize" for op in step.ops) - len(self.host)
+            for step in (by_ops.prefill, by_ops.mixed)
+        }
 
     @cached_property
     def move(self) -> Graph:

@@ -31,12 +31,13 @@ def wait_for(
 ) -> Program:
     """Waits until a step with prompts has ended, and the calls of its ops, which the host knows since
     `known_s`."""
-    through_s = 0.0
-    if model.call_s:
-        through_s = max(host.through_s, known_s) + model.call_s * model.called(graph)
-        host.through_s = through_s
+    if not model.call_s:
+        yield m.wait(step)
+        return
+    through_s = max(host.through_s, known_s) + model.call_s * model.called(graph)
+    host.through_s = through_s
     yield m.wait(step)
     # Other prompts' ops may have been called meanwhile.
-    left_s = through_s - m.now() if model.call_s else 0.0
+    left_s = through_s - m.now()
     if left_s > 0.0:
         yield m.recv(NOTHING, left_s)

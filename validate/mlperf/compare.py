@@ -3,7 +3,7 @@
     python -m simcore.validate.mlperf.compare [--data FOLDER] [--half fit|rest|all] [--out rows.csv]
 
 FOLDER (else the environment variable SIMCORE_MLPERF) holds runs_h100_h200_half_a.csv. The program predicts
-the valid Server and Interactive rows of Llama 2 70B and Llama 3.1 8B whose settings were published:
+the valid Server and Interactive rows of Llama 2 70B, Llama 3.1 8B and 405B whose settings were published:
 
     error = (predicted highest rate - scheduled rate) / scheduled rate
 
@@ -11,8 +11,9 @@ A submitter schedules a rate that passes, so the scheduled rate is a lower bound
 an error above 0 may be the submitter's margin, one well below 0 is the simulator's. The published latencies
 say how much margin there was; they stand beside those predicted at the same rate. A third of the rows, drawn
 by the seed, may be looked at while the simulator or the assumptions in mlperf.yaml change ("fit"); the rest
-are reported apart. The search takes minutes a row; `--estimate` takes seconds, without queues and variation
-between steps. Exit code 1 if the median error of the judged rows is not below the bar.
+are reported apart, and so is 405B, to whose rows nothing is fitted. The search takes minutes a row;
+`--estimate` takes seconds, without queues and variation between steps. Exit code 1 if the median error of the
+judged rows is not below the bar.
 """
 
 import os
@@ -28,7 +29,7 @@ import typer
 from simcore.input.files import InputError, unknown_name
 from simcore.planning.slo import preset_of
 from simcore.validate.mlperf.predict import FIGURES, Predicted, facts, predict_all
-from simcore.validate.mlperf.rows import HALVES, Row, half, read_rows
+from simcore.validate.mlperf.rows import HALVES, MODELS, UNSEEN, Row, half, read_rows
 from simcore.validate.program import check_out, markdown, run, write_csv
 
 VARIABLE, FILE = "SIMCORE_MLPERF", "runs_h100_h200_half_a.csv"
@@ -75,8 +76,14 @@ def size_of(error_pct: float | None) -> float:
 
 def lines(found: Sequence[Compared]) -> Iterator[str]:
     """Yields the printed lines."""
-    for name, is_fit in (("looked at", True), ("judged", False)):
-        mine = [one for one in found if one.row.is_fit == is_fit]
+    unseen = [one for one in found if one.row.model in UNSEEN]
+    others = [one for one in found if one.row.model not in UNSEEN]
+    parts = {
+        "looked at": [one for one in others if one.row.is_fit],
+        "judged": [one for one in others if not one.row.is_fit],
+        f"of {', '.join(sorted(UNSEEN))}, to which nothing is fitted": unseen,
+    }
+    for name, mine in parts.items():
         if mine:
             yield f"## {len(mine)} rows {name}"
             yield ""
@@ -159,6 +166,7 @@ def main(
     data: Annotated[Path | None, typer.Option(help=f"the folder with the table; else {VARIABLE}")] = None,
     half_: Annotated[str, typer.Option("--half", help="rows: fit, rest or all")] = "all",
     card: Annotated[str, typer.Option(help="of these cards only, such as 'H200 SXM'")] = "",
+    model: Annotated[str, typer.Option(help="of this model only, such as llama-3.1-405b")] = "",
     loaded: Annotated[
         bool, typer.Option("--loaded", help="products as slow as after seconds of nothing else")
     ] = False,
@@ -175,10 +183,15 @@ def main(
         raise InputError(f"--half: {unknown_name('half', half_, HALVES)}")
     if card and card not in facts()["cards"]:
         raise InputError(f"--card: {unknown_name('card', card, list(facts()['cards']))}")
+    models = sorted({name for name, _ in MODELS.values()})
+    if model and model not in models:
+        raise InputError(f"--model: {unknown_name('model', model, models)}")
     rows, others = read_rows(folder_of(data, os.environ) / FILE, seed)
-    chosen = [row for row in half(rows, half_) if card in ("", row.card)]
+    chosen = [
+        row for row in half(rows, half_) if card in ("", row.card) and model in ("", MODELS[row.model][0])
+    ]
     if not chosen:
-        raise InputError(f"--half {half_}: has no row of {card or 'any card'}")
+        raise InputError(f"--half {half_}: has no row of {model or 'any model'} on {card or 'any card'}")
     typer.echo(f"{len(chosen)} of {len(rows)} usable rows; {others} others are not used")
     found = predict_all(chosen, jobs or os.cpu_count() or 1, _progress, loaded=loaded, search=not estimate)
     every = [Compared(row, ours) for row, ours in zip(chosen, found, strict=True)]
@@ -186,7 +199,7 @@ def main(
         typer.echo(line)
     if out is not None:
         write_csv([_line(one) for one in every], out)
-    judged = [one for one in every if not one.row.is_fit] or every
+    judged = [one for one in every if not one.row.is_fit and one.row.model not in UNSEEN] or every
     sys.exit(0 if median(size_of(one.error_pct) for one in judged) < BAR else 1)
 
 

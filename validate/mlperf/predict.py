@@ -46,7 +46,7 @@ CERTAINTY, REPLICAS = 0.5, 2
 LEAST = 0.01
 # Shares of the most tokens of a step that the estimate tries.
 SHARES = 32
-FIGURES = ("ttft_mean_s", "ttft_p99_s", "tpot_mean_s", "tpot_p99_s")
+FIGURES = ("ttft_mean_s", "ttft_p99_s", "tpot_mean_s", "tpot_p50_s", "tpot_p99_s")
 
 
 @dataclass(frozen=True, slots=True)
