@@ -1,6 +1,7 @@
 """`calibrate --from`: constants of services that the simulator made are found again; faults are one line."""
 
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,15 @@ from simcore.studies.one_device import DeviceStudy
 from simcore.studies.serving.engines.presets import load_engine
 from simcore.studies.serving.host_time import HostTime
 from simcore.studies.serving.study import cases
-from simcore.validate.calibration.service import Times, each_held_back, fitted, told_apart, within
+from simcore.validate.calibration.service import (
+    ALIKE,
+    Fitted,
+    Times,
+    each_held_back,
+    fitted,
+    told_apart,
+    within,
+)
 from simcore.validate.calibration.service_runs import read_run
 from simcore.workload.vllm_bench import write_bench
 from tests.thorough import slow, thorough
@@ -300,7 +309,7 @@ def times_of(run: Made, host: HostTime) -> Times:
 def test_lines_are_found() -> None:
     """To 5 %: what is usual for hosts pulls a little."""
     runs = [Made(4, 1000), Made(64, 200), Made(32, 4000)]
-    found = fitted(runs, by_lines)
+    found = fitted(runs, by_lines).alone()
     for name in ("step_s", "sequence_s", "request_s", "prompt_token_s"):
         assert getattr(found, name) == pytest.approx(getattr(HOST, name), rel=0.05)
     # Times that no factor and no way out changes say nothing of them.
@@ -357,7 +366,7 @@ def test_calls_of_ops_are_found_where_they_are_felt(call_s: float, prompt: int) 
     def predict(tasks: Sequence[tuple[Simulated, HostTime]]) -> list[Times]:
         return [simulated(run, host) for run, host in tasks]
 
-    found = fitted(runs, predict, names=["step_s", "call_s", "request_s"], most_slopes=1)
+    found = fitted(runs, predict, names=["step_s", "call_s", "request_s"], most_slopes=1).alone()
     assert found.step_s == pytest.approx(host.step_s, rel=0.1)
     if prompt == 200:
         assert found.call_s == pytest.approx(call_s, rel=0.1)
@@ -370,7 +379,7 @@ def test_only_what_runs_tell_apart_is_fitted() -> None:
     assert told_apart([Made(8, 100), Made(9, 100)]) == ("step_s", "request_s", *always)
     assert told_apart([Made(8, 100), Made(12, 100)]) == ("step_s", "sequence_s", "request_s", *always)
     assert told_apart([Made(8, 100), Made(9, 150)]) == ("step_s", "request_s", "prompt_token_s", *always)
-    one = fitted([Made(8, 100)], by_lines)
+    one = fitted([Made(8, 100)], by_lines).alone()
     assert (one.sequence_s, one.prompt_token_s) == (0.0, 0.0)
     assert one.step_s == pytest.approx(HOST.step_s + 8 * HOST.sequence_s, rel=0.02)
 
@@ -381,7 +390,7 @@ def test_no_cost_is_below_zero_and_a_front_end_keeps_up() -> None:
         def times(self) -> Times:
             return Times(10.0, 1e-3)
 
-    found = fitted([Fast(8, 100)], by_lines)
+    found = fitted([Fast(8, 100)], by_lines).alone()
     assert found.step_s == pytest.approx(0.0, abs=1e-9)
     # Half of the time between two of ten requests a second.
     assert found.request_s == pytest.approx(0.05)
@@ -389,7 +398,7 @@ def test_no_cost_is_below_zero_and_a_front_end_keeps_up() -> None:
 
 def test_a_service_without_host_time_has_none() -> None:
     runs = [Made(4, 1000, HostTime()), Made(64, 200, HostTime())]
-    assert fitted(runs, by_lines) == HostTime()
+    assert fitted(runs, by_lines).alone() == HostTime()
 
 
 def test_how_far_others_are_is_what_the_errors_say() -> None:
@@ -411,7 +420,7 @@ def test_a_fit_says_how_far_runs_are_that_it_leaves_out() -> None:
             return Times(by * times_of(self, self.host).ttft_s, by * times_of(self, self.host).tpot_s)
 
     runs = [Off(float(drawn.uniform(1, 64)), float(drawn.uniform(100, 4000))) for _ in range(24)]
-    found = fitted(runs, by_lines)
+    found = fitted(runs, by_lines).alone()
     assert 0.06 < found.tpot_within < 0.16
     assert 0.06 < found.ttft_within < 0.16
     new = [Off(float(drawn.uniform(1, 64)), float(drawn.uniform(100, 4000))) for _ in range(200)]
@@ -421,3 +430,16 @@ def test_a_fit_says_how_far_runs_are_that_it_leaves_out() -> None:
 
 def test_of_one_run_nothing_is_held_back() -> None:
     assert list(each_held_back({"one": Made(8, 100)}, by_lines)) == []
+
+
+def test_fits_of_few_runs_have_much_of_all_fits_intervals() -> None:
+    """Two runs that are 1 % off beside 200 that are 20 % off: what two say of weight 2, log(1.2) of weight
+    16. By themselves fits keep their own."""
+    few = Fitted(HOST, {"tpot": [0.01, -0.01], "ttft": [0.0, 0.0]})
+    many = Fitted(HOST, {"tpot": [math.log(1.2)] * 200, "ttft": [0.1] * 200})
+    own, every = math.log1p(within([0.01, -0.01])), math.log(1.2)
+    mean = math.exp((2 * math.log(own) + ALIKE * math.log(every)) / (2 + ALIKE))
+    assert few.beside([few, many]).tpot_within == pytest.approx(math.expm1(mean))
+    assert few.beside([few]).tpot_within == pytest.approx(few.alone().tpot_within)
+    assert few.alone().tpot_within == pytest.approx(math.expm1(own))
+    assert few.alone().ttft_within == 0.0 < few.beside([few, many]).ttft_within < 0.1

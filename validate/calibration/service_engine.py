@@ -59,7 +59,7 @@ def calibrate_service(
     for one in each_held_back(runs, predict):
         held_back.append(one)
         doing("fit", len(held_back), len(runs) + 1)
-    host = _rounded(fitted([*runs.values()], predict))
+    host = _rounded(fitted([*runs.values()], predict).alone())
     notes = list(_notes(runs, predict, host))
     found = Calibrated(host, held_back, notes)
     write_text(out, _text(found, own, scenario.name, list(runs)))

@@ -250,7 +250,7 @@ def drawn(rows: Sequence[Row], seed: int) -> dict[str, list[Row]]:
 def fitted(chosen: Mapping[str, Sequence[Row]], profile: str, jobs: int | None = None) -> dict[str, HostTime]:
     """Fits the constants of each series to these rows."""
     with predictions(jobs) as predicted:
-        return {
+        found = {
             name: to_runs(
                 mine,
                 lambda tasks: [Times(one.ttft_s, one.tpot_s) for one in predicted(tasks, profile)],
@@ -260,6 +260,7 @@ def fitted(chosen: Mapping[str, Sequence[Row]], profile: str, jobs: int | None =
             )
             for name, mine in chosen.items()
         }
+    return {name: fit.beside([*found.values()]) for name, fit in found.items()}
 
 
 def _names(rows: Sequence[Row]) -> list[str]:

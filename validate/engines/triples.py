@@ -53,7 +53,7 @@ def held_back(triple: Sequence[Row], profile: str) -> HeldBack:
         def predict(tasks: Any) -> list[Times]:
             return [Times(one.ttft_s, one.tpot_s) for one in predicted(tasks, profile)]
 
-        host = fitted(known, predict)
+        host = fitted(known, predict).alone()
         (times,) = predict([(last, host)])
     return HeldBack(last.label, last.times, times, host)
 
