@@ -15,6 +15,8 @@ from tests.thorough import leave_out
 gc.disable()
 # As the machine on a card wants it (validate/machines/cuda/cuda_api.py), before anything initialises CUDA.
 os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
+# What a file with tests of a card has in it.
+GPU = "mark.gpu"
 # Prices that an earlier run kept would hide what a test is about.
 os.environ["SIMCORE_CACHE"] = "none"
 
@@ -40,6 +42,14 @@ def _before_tests_are_imported() -> None:
     # On a machine that is busy with something else any example may take seconds, and any draw.
     settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
     settings.load_profile("busy")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """On a card that is asked for its own tests alone no process imports what has none: that takes long, and
+    each process that makes a tensor takes half a gigabyte of the card."""
+    wanted = str(config.getoption("markexpr")).split() == ["gpu"]
+    is_test = collection_path.name.startswith("test_") and collection_path.suffix == ".py"
+    return True if wanted and is_test and GPU not in collection_path.read_text("utf-8") else None
 
 
 def pytest_collection_finish() -> None:
