@@ -4,6 +4,7 @@ import gc
 import os
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -47,9 +48,18 @@ def _before_tests_are_imported() -> None:
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """On a card that is asked for its own tests alone no process imports what has none: that takes long, and
     each process that makes a tensor takes half a gigabyte of the card."""
-    wanted = str(config.getoption("markexpr")).split() == ["gpu"]
-    is_test = collection_path.name.startswith("test_") and collection_path.suffix == ".py"
-    return True if wanted and is_test and GPU not in collection_path.read_text("utf-8") else None
+    if str(config.getoption("markexpr")).split() != ["gpu"] or not collection_path.match("test_*.py"):
+        return None
+    return True if collection_path not in _with_tests_of_cards(collection_path.parent) else None
+
+
+@cache
+def _with_tests_of_cards(folder: Path) -> frozenset[Path]:
+    """Returns the files that mark tests of a card, and those that take names from them."""
+    texts = {path: path.read_text("utf-8") for path in folder.glob("test_*.py")}
+    marked = {path for path, text in texts.items() if GPU in text}
+    takes = [f"from tests.{path.stem} import" for path in marked]
+    return frozenset(path for path, text in texts.items() if path in marked or any(t in text for t in takes))
 
 
 def pytest_collection_finish() -> None:
