@@ -18,6 +18,9 @@ gc.disable()
 os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 # What a file with tests of a card has in it.
 GPU = "mark.gpu"
+# Processes with so many connections each. Of 16 on an H200 one or two are refused a context ("out of memory",
+# at 45 of 139 GiB), then and ever after.
+MOST_ON_A_CARD = 12
 # Prices that an earlier run kept would hide what a test is about.
 os.environ["SIMCORE_CACHE"] = "none"
 
@@ -43,6 +46,11 @@ def _before_tests_are_imported() -> None:
     # On a machine that is busy with something else any example may take seconds, and any draw.
     settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
     settings.load_profile("busy")
+
+
+def pytest_xdist_auto_num_workers() -> int | None:
+    """On a card as many processes as it has channels for, with those that tests start themselves."""
+    return min(MOST_ON_A_CARD, os.cpu_count() or 1) if Path("/dev/nvidiactl").exists() else None
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
