@@ -219,11 +219,11 @@ def test_layouts_and_space_of_other_tiles_are_refused() -> None:
 
 @gpu
 @needs_gpu
+@pytest.mark.parametrize("dtype", STORED, ids=str)
 @pytest.mark.parametrize("side", [1 << power for power in range(4, 15)])
-def test_sides_on_the_gpu(side: int) -> None:
+def test_sides_on_the_gpu(side: int, dtype: torch.dtype) -> None:
     for seed in range(10):
-        for dtype in STORED:
-            check(1000 * side + seed, side, dtype, least=16)
+        check(1000 * side + seed, side, dtype, least=16)
 
 
 @gpu
