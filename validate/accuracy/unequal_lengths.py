@@ -217,13 +217,14 @@ def summary(lines: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
         for how, column in (("", "predicted_s"), (", as spread evenly", "as_spread_s")):
             if group:
                 errors = [off_pct(x[column], x["median_s"]) for x in group]
-                shapes = [
-                    f"{x['sequences']} x {x['q_heads']}/{x['kv_heads']}, {x['kv_tokens']} tokens,"
-                    f" longest {x['longest']}"
-                    for x in group
-                ]
+                shapes = [_shape(x) for x in group]
                 inside = {} if how else {"covered": sum(map(_is_inside, group)) / len(group)}
                 yield {**errors_row(f"{name}{how}", errors, shapes), **inside}
+
+
+def _shape(of: Mapping[str, Any]) -> str:
+    heads = f"{of['sequences']} x {of['q_heads']}/{of['kv_heads']}"
+    return f"{heads}, {of['kv_tokens']} tokens, longest {of['longest']}"
 
 
 def _is_inside(line: Mapping[str, Any]) -> bool:
@@ -236,7 +237,8 @@ def _measured_before(cases: Sequence[Case], path: Path, price: Pricer) -> list[d
     rows, _ = read_rows(path, Row)
     if other := next((row for row in rows if row.key not in known), None):
         raise InputError(
-            f"--seed, --count: have to be those of the run that wrote {path}; not so {other.key}"
+            f"--seed, --count: have to be those of the run that wrote {path}, which has {other.way} lengths,"
+            f" {_shape(asdict(other))}"
         )
     return [line_of(known[row.key], {"median_s": row.median_s}, price) for row in rows]
 
