@@ -60,6 +60,7 @@ from simcore.ops.op import (
     longest,
     longest_of_spread,
     prompts,
+    says_longest,
 )
 
 # A shape that differs from every measured one by more than this factor in some dimension is not between them.
@@ -213,11 +214,6 @@ def longest_pct(kv_tokens: int, sequences: int, over_mean: int) -> int:
     """
     own = longest_of_spread(kv_tokens, sequences)
     return round(AS_SPREAD * longest(kv_tokens, sequences, over_mean) / max(1, own))
-
-
-def says_longest(shape: Iterable[tuple[str, object]]) -> bool:
-    """Whether a shape says how long its longest sequence is: measured, it counts in d alone."""
-    return any(name == "over_mean" for name, _ in shape)
 
 
 def _prompts_in(shape: Mapping[str, int]) -> int:
@@ -562,9 +558,9 @@ def correction(fit: Fit, measured: Sequence[Measured], *, judged: bool = True) -
         raise InputError("a correction needs at least one measured shape")
     if len({point.shape for point in measured}) < len(measured):
         raise InputError(f"{measured[0].kind}: a shape is measured twice")
-    unlike = [point for point in measured if says_longest(point.dimensions.items())]
+    unlike = [point for point in measured if says_longest(point.dimensions)]
     if 0 < len(unlike) < len(measured):
-        others = [point for point in measured if not says_longest(point.dimensions.items())]
+        others = [point for point in measured if not says_longest(point.dimensions)]
         even = correction(fit, others, judged=judged)
         return replace(
             even,

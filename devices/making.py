@@ -15,11 +15,11 @@ from pathlib import Path
 
 from simcore.devices.fit import fit_two
 from simcore.devices.fitted import FITS, POINTS, FitRow, FittedProfile, Renewed, write_fitted
-from simcore.devices.interpolation import Measured, Role, says_longest
+from simcore.devices.interpolation import Measured, Role
 from simcore.devices.profile import load_profile
 from simcore.input.drafts import folder_draft
 from simcore.input.files import InputError, read_cells, read_yaml
-from simcore.ops.op import Op
+from simcore.ops.op import Op, says_longest
 
 FILES = frozenset({"profile.yaml", FITS, POINTS})
 # Dimensions that change how an op is computed, not only its amount of work: each value has a fit of its own.
@@ -71,9 +71,9 @@ def fits(
     groups: dict[tuple[str, str], list[Point]] = {}
     of_fits = [point for point in points if point.role == "fit"]
     # Shapes that say how long their longest sequence is correct the prices of the others (interpolation).
-    others = {point.op.kind for point in of_fits if not says_longest(point.op.shape)}
+    others = {point.op.kind for point in of_fits if not says_longest(dict(point.op.shape))}
     for point in of_fits:
-        if point.op.kind in others and says_longest(point.op.shape):
+        if point.op.kind in others and says_longest(dict(point.op.shape)):
             continue
         groups.setdefault((point.op.kind, condition(point.op)), []).append(point)
         for band in (narrower or _bands)(point.op):

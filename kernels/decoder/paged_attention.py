@@ -16,13 +16,12 @@ from itertools import accumulate, cycle, pairwise
 import torch
 from torch import Tensor
 
-from simcore.devices.interpolation import says_longest
 from simcore.kernels.decoder.attention import evenly, out_of, paged_attention, prefill_attention, prompts_of
 from simcore.kernels.decoder.decode_attention import decode_attention
 from simcore.kernels.decoder.ragged_attention import ragged_attention
 from simcore.kernels.decoder.tensors import random_tensor
 from simcore.kernels.kernel import Kernel, by_device
-from simcore.ops.op import Op, longest, spread_to
+from simcore.ops.op import Op, longest, says_longest, spread_to
 
 # Tokens of a block: a block of keys then lies in one of them and takes one look-up.
 PAGE = 128
@@ -99,7 +98,7 @@ def lengths_of(op: Op) -> list[int]:
     """Returns the lengths of the sequences of a `paged_attention`, in any order, with exactly its tokens and
     its longest, each 1 at least. Where it does not say the longest, they are spread evenly (`spread`)."""
     total, parts = op["kv_tokens"], op["sequences"]
-    if not says_longest(op.shape):
+    if not says_longest(dict(op.shape)):
         return spread(total, parts)
     most = longest(total, parts, op["over_mean"])
     return _in_any_order([*_below(total - most, parts - 1, most), most])

@@ -12,7 +12,7 @@ A shape may name a `Size`, which a captured graph reads from device memory at ru
 length); `Op.at(sizes)` replaces sizes by numbers.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal, NamedTuple
@@ -599,6 +599,11 @@ def longest(kv_tokens: int, sequences: int, over_mean: int) -> int:
     """
     mean = -(-kv_tokens // sequences)
     return max(mean, min(mean + over_mean, kv_tokens - sequences + 1))
+
+
+def says_longest(dimensions: Container[str]) -> bool:
+    """Whether a shape of these dimensions says how long its longest sequence is."""
+    return "over_mean" in dimensions
 
 
 def longest_of_spread(kv_tokens: int, sequences: int) -> int:
