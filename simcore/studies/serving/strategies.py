@@ -219,8 +219,10 @@ class AnswerRoom(Strict):
         return Reservation(self.share, least, self.steps, self.most_tokens)
 
     def __str__(self) -> str:
-        falling = "" if self.least is None else f" to {self.least:g} in {self.steps:,} steps"
-        return f"room for {self.share:g}{falling} of the answers to come"
+        whole = self.share == 1.0 and not self.steps
+        falling = f" to {self.least:g} in {self.steps:,} steps" if self.steps else ""
+        room = "room for whole answers" if whole else f"room for {self.share:g}{falling} of answers to come"
+        return room if self.most_tokens is None else f"{room}, up to {self.most_tokens:,} tokens"
 
 
 class ContinuousBatching(Strict):
