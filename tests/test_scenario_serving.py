@@ -146,6 +146,21 @@ def test_prompts_that_wait_need_to_know_for_what_and_how_long(given: str, missin
     assert line.startswith(f"strategies[3].{missing}: is 0")
 
 
+@pytest.mark.parametrize(
+    ("reserve", "says"),
+    [
+        ({"share": 1.5}, "share: is 1.5"),
+        ({"share": 0.5, "least": 0.7, "steps": 3}, "least: is 0.7; at most share, 0.5, is allowed"),
+        ({"share": 0.5, "least": 0.1}, "steps: is 0, in which no share falls"),
+        ({"steps": 5}, "least: is not below share"),
+        ({"most_tokens": 0}, "most_tokens: is 0"),
+        ({"shares": 1}, "shares: no such field; did you mean 'share'?"),
+    ],
+)
+def test_wrong_room_for_answers_is_one_line(reserve: dict[str, Any], says: str) -> None:
+    assert complaint(changed(("strategies.3.reserve", reserve))).startswith(f"strategies[3].reserve.{says}")
+
+
 def parsed(*changes: tuple[str, Any]) -> ServingScenario:
     scenario = parse_scenario(changed(*changes), "x.yaml")
     assert isinstance(scenario, ServingScenario)
@@ -191,6 +206,7 @@ def test_defaults_are_written_out_and_the_result_is_a_scenario_again() -> None:
         "wait_tokens": 0,
         "ahead": 0,
         "prefix_caching": False,
+        "reserve": None,
         "memory": {
             "share": 0.9,
             "share_of": "total",
