@@ -216,6 +216,15 @@ def test_a_falling_share_lets_the_next_one_in_between_two_ends() -> None:
     assert run(*wanted, blocks=12, budget=64, reserve=NO_EVICT).requests[1].scheduled_s == 36.0
 
 
+def test_a_share_that_falls_cuts_no_burst_before_it_lets_somebody_in() -> None:
+    """Launches cost a host's time: one that falls by nothing worth a block has as many as one that stays."""
+    wanted = [request(i, 0.1 * i, 30, prompt=4) for i in range(6)]
+    slow = Reservation(1.0, 0.9, steps=1_000_000)
+    falling, kept = (run(*wanted, blocks=20, budget=64, reserve=each) for each in (slow, NO_EVICT))
+    assert len(falling.launches) == len(kept.launches) < 15
+    assert [r.finish_s for r in falling.requests] == [r.finish_s for r in kept.requests]
+
+
 def test_only_so_many_tokens_of_an_answer_count() -> None:
     wanted = [request(i, 0.0, 40, prompt=4) for i in range(2)]
     short = Reservation(1.0, 1.0, most_tokens=4)

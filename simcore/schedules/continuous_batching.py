@@ -152,12 +152,13 @@ def continuous_batching(
             server.waited = 0
             yield from _step_with_prompts(m, model, journal, server, chunks)
         else:
-            # A preempted request may be admitted again in the next step, and one that waits for room in any
-            # step in which less has to stay.
+            # A preempted request may be admitted again in the next step, and one that waits for room once
+            # less has to stay.
             if short:
                 needed, steps_to_wait = kv.needed(1), 1
             elif waits and server.reserve is not None and server.reserve.falls(kv.iteration):
-                steps_to_wait = 1
+                until_room = _steps_to_room(server, server.reserve)
+                steps_to_wait = min(steps_to_wait, until_room) if steps_to_wait else until_room
             yield from _decode(m, model, journal, server, needed, steps_to_wait)
 
 
@@ -315,6 +316,21 @@ def _admit(server: _Server, request: Request, hit_tokens: int, now_s: float) -> 
     server.kv.used += server.kv.state
     server.admitted[request.id] = request
     server.prompts.append(request)
+
+
+def _steps_to_room(server: _Server, reserve: Reserve) -> int:
+    """How many decode steps the next request waits for room, if nobody ends before; 0 if for other things."""
+    full = len(server.admitted) >= server.max_running
+    if full or not server.decoding or not (server.preempted or server.waiting):
+        return 0
+    request = server.preempted[0] if server.preempted else server.waiting[0][2]
+    kv, cache = server.kv, server.cache
+    hit_blocks = cache.lookup(request) if cache is not None else []
+    shared = len(hit_blocks) - (cache.unreferenced(hit_blocks) if cache is not None else 0)
+    decoding = [entry[2] for entry in server.decoding]
+    until_end = server.decoding[0][0] - kv.iteration
+    blocks = reserve.whole_blocks(kv, request) - shared
+    return reserve.steps_to_room(kv, server.prompts, decoding, blocks, until_end)
 
 
 def _has_room(server: _Server, reserve: Reserve, request: Request, shared: int) -> bool:

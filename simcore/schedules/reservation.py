@@ -17,7 +17,7 @@ A constant share admits nobody between two ends of requests whom it did not admi
 block's worth of what is free, and no more than that of what is to come.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from simcore.schedules.paged_kv import PagedKv
@@ -80,14 +80,37 @@ class Reserve:
 
     def room(self, kv: PagedKv, prompts: Iterable[Request], decoding: Iterable[Request]) -> float:
         """Returns how many blocks a new request may have in all."""
-        to_come = 0
+        to_come = self._to_come(kv, decoding, 0)
+        return kv.free - self._begun(kv, prompts) - self.share(kv.iteration) * to_come
+
+    def steps_to_room(
+        self, kv: PagedKv, prompts: Iterable[Request], decoding: Sequence[Request], blocks: int, most: int
+    ) -> int:
+        """Returns after how many decode steps a request may have so many blocks, which it may not have now;
+        `most` if not before. All decode so long."""
+        free, now, to_come = kv.free - self._begun(kv, prompts), kv.iteration, self._to_come(kv, decoding, 0)
+        cut = self.rule.most_tokens
+        is_cut = cut is not None and any(r.max_tokens - r.generated - now + r.held > cut for r in decoding)
+        for steps in range(1, most):
+            taken = kv.needed(steps)
+            left = self._to_come(kv, decoding, steps) if is_cut else to_come - taken
+            if blocks <= free - taken - self.share(now + steps) * left:
+                return steps
+        return most
+
+    def _begun(self, kv: PagedKv, prompts: Iterable[Request]) -> int:
+        """Returns the blocks to come of requests in prefill."""
+        return sum([self.whole_blocks(kv, r) - kv.state - blocks_for(r.cached, kv.block) for r in prompts])
+
+    def _to_come(self, kv: PagedKv, decoding: Iterable[Request], steps: int) -> int:
+        """Returns the blocks to come of decoding requests, so many decode steps from now."""
+        found = 0
         for request in decoding:
-            ran = kv.iteration - request.held
+            ran = kv.iteration + steps - request.held
             cached = request.cached + ran
             end = cached + self._left(request, request.generated + ran)
-            to_come += blocks_for(end, kv.block) - blocks_for(cached, kv.block)
-        begun = sum([self.whole_blocks(kv, r) - kv.state - blocks_for(r.cached, kv.block) for r in prompts])
-        return kv.free - begun - self.share(kv.iteration) * to_come
+            found += blocks_for(end, kv.block) - blocks_for(cached, kv.block)
+        return found
 
     def _left(self, request: Request, generated: int) -> int:
         """How many tokens of an answer may still come."""
