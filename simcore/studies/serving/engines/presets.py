@@ -77,15 +77,16 @@ class Engine:
     base: Name | None = None
 
     def __post_init__(self) -> None:
+        every = (self.fields, *(case.fields for case in self.cases))
+        for name in (name for fields in every for name in fields):
+            if name not in (*DECIDED, *MEASURED):
+                raise InputError(f"fields: {unknown_name('field', name, (*DECIDED, *MEASURED))}")
         for name in [*self.fields] if self.base else DECIDED:
             if name not in self.fields:
                 raise InputError(f"missing key 'fields.{name}'")
             if name not in self.sources:
                 raise InputError(f"missing key 'sources.{name}'")
-        for fields in (self.fields, *(case.fields for case in self.cases)):
-            for name in fields:
-                if name not in (*DECIDED, *MEASURED):
-                    raise InputError(f"fields: {unknown_name('field', name, (*DECIDED, *MEASURED))}")
+        for fields in every:
             try:
                 _strategy(fields)
             except ValidationError as error:
