@@ -48,6 +48,7 @@ def _before_tests_are_imported() -> None:
     settings.load_profile("busy")
 
 
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int | None:
     """On a card as many processes as it has channels for, with those that tests start themselves."""
     return min(MOST_ON_A_CARD, os.cpu_count() or 1) if Path("/dev/nvidiactl").exists() else None
