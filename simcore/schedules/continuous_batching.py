@@ -280,12 +280,10 @@ def _schedule_prompts(server: _Server, now_s: float, *, admit: bool) -> list[tup
         and len(server.admitted) < server.max_running
         and (server.preempted or server.waiting)
     ):
-        request = server.preempted[0] if server.preempted else server.waiting[0][2]
-        hit_blocks = cache.lookup(request) if cache is not None else []
+        request = _next(server)
+        hit_blocks, unreferenced = _hits(server, request)
         hit_tokens = len(hit_blocks) * kv.block
         tokens = min(_prompt(request) - hit_tokens, left)
-        # Cached blocks that no request holds count as free, so a hit takes them from the free blocks.
-        unreferenced = cache.unreferenced(hit_blocks) if cache is not None else 0
         shared = len(hit_blocks) - unreferenced
         blocks = kv.state + blocks_for(hit_tokens + tokens, kv.block) - shared
         if blocks > free or _would_split(server, request, hit_tokens + tokens, bool(chunks)):
@@ -301,6 +299,20 @@ def _schedule_prompts(server: _Server, now_s: float, *, admit: bool) -> list[tup
             cache.admit(request, hit_blocks)
             cache.extend(request, hit_tokens, tokens)
     return chunks
+
+
+def _next(server: _Server) -> Request:
+    """The request that is admitted next; some wait."""
+    return server.preempted[0] if server.preempted else server.waiting[0][2]
+
+
+def _hits(server: _Server, request: Request) -> tuple[list[int], int]:
+    """The known blocks of what a prompt begins with, and how many of them no request holds: these count as
+    free, so that a hit takes them from the free blocks."""
+    if server.cache is None:
+        return [], 0
+    hit_blocks = server.cache.lookup(request)
+    return hit_blocks, server.cache.unreferenced(hit_blocks)
 
 
 def _admit(server: _Server, request: Request, hit_tokens: int, now_s: float) -> None:
@@ -323,13 +335,11 @@ def _steps_to_room(server: _Server, reserve: Reserve) -> int:
     full = len(server.admitted) >= server.max_running
     if full or not server.decoding or not (server.preempted or server.waiting):
         return 0
-    request = server.preempted[0] if server.preempted else server.waiting[0][2]
-    kv, cache = server.kv, server.cache
-    hit_blocks = cache.lookup(request) if cache is not None else []
-    shared = len(hit_blocks) - (cache.unreferenced(hit_blocks) if cache is not None else 0)
+    request, kv = _next(server), server.kv
+    hit_blocks, unreferenced = _hits(server, request)
     decoding = [entry[2] for entry in server.decoding]
     until_end = server.decoding[0][0] - kv.iteration
-    blocks = reserve.whole_blocks(kv, request) - shared
+    blocks = reserve.whole_blocks(kv, request) - (len(hit_blocks) - unreferenced)
     return reserve.steps_to_room(kv, server.prompts, decoding, blocks, until_end)
 
 
