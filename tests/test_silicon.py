@@ -735,8 +735,11 @@ def test_the_real_table_is_read_whole() -> None:
     assert len(rows) + others == 2587
     assert {one.engine for one in rows} == {"vllm", "trtllm", "sglang"}
     assert silicon.BARS["tpot_median"] < silicon.OTHERS["tpot_median"]
-    # All of them fit: a handful, of each series one, is predicted.
+    # All of them fit: a handful, of each series one, is predicted. Without host time and at peak rates of the
+    # datasheet's neighbour steps are too short, and full caches still make first tokens wait.
     firsts = {one.series.name: one for one in sorted(rows, key=lambda one: one.clients, reverse=True)}
-    for ours in predict_all([(one, NO_HOST_TIME) for one in firsts.values()], "none", 1):
-        assert 0.0 < ours.tpot_s < 1.0
-        assert 0.0 < ours.ttft_s < 60.0
+    for one, ours in zip(
+        firsts.values(), predict_all([(one, NO_HOST_TIME) for one in firsts.values()], "none", 1), strict=True
+    ):
+        assert one.tpot_s / 2 < ours.tpot_s < 1.2 * one.tpot_s
+        assert one.ttft_s / 10 < ours.ttft_s < 2 * one.ttft_s
