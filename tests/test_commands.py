@@ -165,6 +165,7 @@ def test_each_engine_is_told_what_was_simulated() -> None:
         **{"--extra_llm_api_options": "options.yaml", "disable_overlap_scheduler": "false"},
         **{"kv_cache_config.tokens_per_block": "16", "kv_cache_config.enable_block_reuse": "true"},
         **{"kv_cache_config.max_tokens": tokens, "kv_cache_config.dtype": '"auto"', "dtype": '"bfloat16"'},
+        "scheduler_config.capacity_scheduler_policy": '"MAX_UTILIZATION"',
     }
     assert shlex.split(of[VLLM]["command"])[:3] == ["vllm", "serve", "meta-llama/Llama-3.1-8B"]
 
@@ -191,6 +192,45 @@ def test_an_engine_that_lacks_a_setting_has_no_command(strategy: dict[str, Any],
     of = commands(strategy)
     assert {name for name, each in of.items() if each["command"]} == runs
     assert all(bool(each["command"]) != bool(each["why_not"]) for each in of.values())
+
+
+SGLANGS = {"share": 0.7, "least": 0.098, "steps": 600, "most_tokens": 4096}
+
+
+@pytest.mark.parametrize(
+    ("reserve", "runs"),
+    [
+        (None, {VLLM, TRTLLM, SGLANG}),
+        ({"share": 1}, {TRTLLM}),
+        ({"share": 1, "most_tokens": 64}, set()),
+        ({"share": 0.5}, set()),
+        (SGLANGS, {SGLANG}),
+        ({**SGLANGS, "steps": 601}, set()),
+    ],
+)
+def test_room_for_answers_is_that_of_the_engine_or_it_has_no_command(
+    reserve: dict[str, Any] | None, runs: set[str]
+) -> None:
+    of = commands({"reserve": reserve})
+    assert {name for name, each in of.items() if each["command"]} == runs
+    refused = "answers to come" if reserve != {"share": 1} else "it preempts"
+    assert all(refused in of[name]["why_not"] for name in {VLLM} - runs)
+    if TRTLLM in runs:
+        policy = "MAX_UTILIZATION" if reserve is None else "GUARANTEED_NO_EVICT"
+        found = parsed(of[TRTLLM]["command"])
+        assert found["scheduler_config.capacity_scheduler_policy"] == f'"{policy}"'
+
+
+def test_sglang_says_what_it_does_otherwise_where_the_cache_is_full() -> None:
+    def says(strategy: dict[str, Any]) -> list[bool]:
+        notes = " ".join(commands(strategy)[SGLANG]["notes"])
+        return ["leaves room" in notes, "wait after all others" in notes]
+
+    assert says({}) == [True, True]
+    assert says({"engine": "sglang"}) == [False, False]
+    assert says({"engine": "sglang", "preempted": "first"}) == [False, True]
+    assert says({"engine": "sglang", "reserve": None}) == [True, False]
+    assert not commands({"engine": "vllm", "preempted": "last"})[VLLM]["command"]
 
 
 def test_waiting_is_a_share_of_the_budget() -> None:

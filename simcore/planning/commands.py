@@ -11,7 +11,7 @@ import json
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, field
 from functools import cache
 from math import floor
 from pathlib import Path
@@ -25,9 +25,10 @@ from simcore.input.files import STRICT, read_json, read_yaml, validated
 from simcore.models.decoder import LAYER
 from simcore.models.number_formats import number_formats
 from simcore.planning.points import Point
+from simcore.schedules.reservation import Reservation
 from simcore.studies.serving.engines.presets import load_engine, preset_of
 from simcore.studies.serving.kv_memory import held_bytes
-from simcore.studies.serving.strategies import ContinuousBatching
+from simcore.studies.serving.strategies import AnswerRoom, ContinuousBatching
 
 FILE = Path(__file__).resolve().parent / "engines_flags.yaml"
 # Engines that are shown where a strategy names none, each in its newest version.
@@ -36,6 +37,8 @@ SHOWN = ("vllm", "tensorrt-llm", "sglang")
 ANY_MODEL = '"$MODEL"'
 OPTIONS = "options.yaml"
 HEAD = ("lm_head", "embedding")
+# Room for whole answers: nobody is preempted.
+WHOLE = "whole"
 AS_STORED = "checkpoint"
 HUGGING_FACE = re.compile(r"(?:Hugging Face )?([A-Za-z0-9][\w.-]*/[\w.-]*\w)(?=$|[,: ])")
 # nginx: of several servers the one with fewest open requests, or each in turn (docs/deployment/nginx.md of
@@ -64,6 +67,7 @@ class EngineFlags:
     router: dict[str, str]
     router_source: str
     config_flag: str = ""
+    differs: dict[str, str] = field(default_factory=dict)
 
     def arguments(self, setting: str, case: str, value: str) -> tuple[str, str] | None:
         """Returns the arguments of a setting, and its entry of the file of options; None if there is no such
@@ -152,10 +156,13 @@ def _command(name: str, point: Point, strategy: ContinuousBatching) -> Command:
         found = engine.arguments(setting, case, value)
         if found is None:
             known = f"{engine.title} has no {setting}{f' {case}' if case else f' {value}'}"
-            refused.append(engine.refuses.get(f"{setting}.{case}", known))
+            why = engine.refuses.get(f"{setting}.{case}", engine.refuses.get(setting, known))
+            refused.append(why)
             continue
         flags.append(found[0])
         entries.append(found[1])
+        if f"{setting}.{case}" in engine.differs:
+            notes.append(engine.differs[f"{setting}.{case}"])
     router, why = _router(engine, point)
     notes += [why] if why else []
     if refused:
@@ -197,10 +204,24 @@ def _schedule(strategy: ContinuousBatching) -> Settings:
         "prefix_caching": (str(strategy.prefix_caching).lower(), ""),
         "ahead": (f"{min(strategy.ahead, 1)}", ""),
     }
+    settings["reserve"] = (_reserve(strategy.reserve), "")
+    if settings["reserve"][0] != WHOLE:
+        settings["preempted"] = (strategy.preempted, "")
     if strategy.wait_steps:
         settings["wait_steps"] = ("", f"{strategy.wait_steps}")
         settings["wait_tokens"] = ("", f"{min(1.0, strategy.wait_tokens / budget):g}")
     return settings
+
+
+def _reserve(room: AnswerRoom | None) -> str:
+    """Returns room for answers to come as a case: none, whole or the numbers of its fields."""
+    if room is None:
+        return "none"
+    rule = room.rule
+    if rule == Reservation(1.0, 1.0):
+        return WHOLE
+    tokens = "" if rule.most_tokens is None else f" of {rule.most_tokens} tokens"
+    return f"{rule.share:g}" + (f" to {rule.least:g} in {rule.steps} steps" if rule.steps else "") + tokens
 
 
 def _notes(strategy: ContinuousBatching) -> Iterator[str]:
