@@ -28,6 +28,7 @@ from simcore.ops.op import Op, Price
 from simcore.scenario import parse_scenario
 from simcore.studies.hardware import Hardware
 from simcore.studies.one_device import DeviceStudy
+from simcore.studies.serving.engines.presets import load_engine
 from simcore.studies.serving.host_time import NO_HOST_TIME, HostTime
 from simcore.studies.serving.runner import Bench, price_shares
 from simcore.studies.serving.scenario import ServingScenario
@@ -53,6 +54,8 @@ AT_A_TIME = 12
 # Hosts whose prices of graphs are kept at a time.
 MOST_HOSTS = 24
 FLOOR = "floor"
+# What rows have of their engine's preset.
+OF_ENGINE = ("block_tokens", "reserve", "preempted", "memory")
 # An answer reaches its client, and the next request the engine, after the next step has begun.
 CLIENT_S = 1e-4
 
@@ -76,7 +79,7 @@ class Predicted:
 
 def scenario_of(row: Row, profile: str, host: HostTime = NO_HOST_TIME) -> ServingScenario:
     """Returns the row as a scenario with a profile of its card: the default profile, another, or none."""
-    known, weights = row.series, row.weights
+    known, weights, engine = row.series, row.weights, load_engine(row.series.engine).fields
     budget = known.by_lengths.get(row.lengths, known.token_budget)
     if known.budget_beyond_prompt is not None:
         budget = row.isl + known.budget_beyond_prompt
@@ -87,7 +90,7 @@ def scenario_of(row: Row, profile: str, host: HostTime = NO_HOST_TIME) -> Servin
         "prefill": known.prefill,
         "ahead": known.ahead,
         "prefix_caching": known.distinct_prompts is not None,
-        "reserve": known.reserve,
+        **{name: engine[name] for name in OF_ENGINE},
         "ranks": row.ranks,
         "host": {**host.numbers, "products_of": row.series.products_of, "quantizes": row.series.quantizes},
     }

@@ -25,7 +25,6 @@ from simcore.models.decoder import Quantized, why_not
 from simcore.models.decoder_config import DecoderConfig, load_config
 from simcore.ops.op import DTYPE_BYTES, multiplied_as
 from simcore.studies.serving.engines.products import Measured
-from simcore.studies.serving.strategies import AnswerRoom
 from simcore.validate import cells
 from simcore.validate.calibration.service import Times
 
@@ -67,6 +66,7 @@ class Series:
     name: str
     source: str
     backend: str
+    engine: str
     prefill: Literal["chunked", "whole", "first"]
     token_budget: Count
     max_sequences: Count | Literal["clients"]
@@ -80,7 +80,6 @@ class Series:
     by_lengths: dict[str, Count] = field(default_factory=dict)
     wait: Wait | None = None
     distinct_prompts: Count | None = None
-    reserve: AnswerRoom | None = None
     budget_beyond_prompt: Count | None = None
     constants_of: str | None = None
     host_of: str | None = None
