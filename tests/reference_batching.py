@@ -7,7 +7,11 @@ sequence and every KV block an object of its own. No events, no bursts, no count
               admitted in that step
     ahead     who comes while a step runs misses the `ahead` steps after it, for they are decided
     reserve   who is new is admitted only if its whole answer has room, beside the answers of prompts that are
-              begun and a share of those of who decodes; the share falls with each step in which someone does
+              begun and a share of those of who decodes. Where the share falls with each step of answers alone
+              (but that of a preemption), who finds no room is asked for again when somebody has ended or was
+              sent back, or after a step with prompts that others did not wait for or that are not complete
+    last      who is sent back waits as if it came then, not first in line
+    state     a sequence holds so many blocks besides, from its first chunk on
 
 Random workloads, the strategy on the simulated machine against this:
 
@@ -49,6 +53,8 @@ class Rules:
     ahead: int = 0
     prefix_caching: bool = False
     reserve: Reservation | None = None
+    preempted_last: bool = False
+    state_blocks: int = 0
 
 
 @dataclass(eq=False)
@@ -75,11 +81,13 @@ class Job:
     to_compute: int = 0
     generated: int = 0
     blocks: list[Block] = field(default_factory=list)
+    state: list[Block] = field(default_factory=list)
     scheduled_s: float = nan
     first_token_s: float = nan
     finish_s: float = nan
     preemptions: int = 0
     from_cache: int = 0
+    in_line_s: float = nan
     rejected: bool = False
 
     @property
@@ -117,7 +125,7 @@ class Server:
         self.running: list[Job] = []
         self.step = 0
         self.now_s = 0.0
-        self.share = rules.reserve.share if rules.reserve else 0.0
+        self._begin_anew()
 
     def run(self, wanted: Sequence[Job]) -> None:
         """Serves all requests."""
@@ -129,25 +137,34 @@ class Server:
             if self.running or self.line or self.sent_back:
                 self._one_step()
             elif coming:
+                # Idle: all starts anew.
                 self.now_s = max(self.now_s, coming[0].arrival_s)
+                self._begin_anew()
 
     def _comes(self, sequence: Job) -> None:
         size = self.rules.block_tokens
         too_long = self.rules.prefill == "whole" and sequence.prompt > self.rules.token_budget
-        if too_long or -(-(sequence.prompt + sequence.most) // size) > self.rules.blocks:
+        if (
+            too_long
+            or -(-(sequence.prompt + sequence.most) // size) > self.rules.blocks - self.rules.state_blocks
+        ):
             sequence.rejected = True
             return
         sequence.from_step = self.step + self.rules.ahead
+        sequence.in_line_s = sequence.arrival_s
         self.came.append(sequence)
 
     def _line_up(self) -> None:
         for sequence in [s for s in self.came if s.from_step <= self.step or not self.running]:
             self.came.remove(sequence)
             self.line.append(sequence)
+        self._sort_line()
+
+    def _sort_line(self) -> None:
         if self.rules.shortest:
             self.line.sort(key=lambda s: (s.prompt, s.number))
         else:
-            self.line.sort(key=lambda s: (s.arrival_s, s.number))
+            self.line.sort(key=lambda s: (s.in_line_s, s.number))
 
     # -- a step --------------------------------------------------------------------------------------
 
@@ -161,6 +178,7 @@ class Server:
         decoding = [s for s in self.running if s.decodes and s.cached]
         if self.rules.prefill == "first" and chunks:
             decoding = []
+        before = [s for s in self.running if s.decodes and s.cached]
         pairs = sum(s.cached + i + 1 for s, tokens in chunks for i in range(tokens))
         rows = len(decoding) + sum(tokens for _, tokens in chunks)
         self.now_s += step_s(rows, sum(s.cached + 1 for s in decoding), pairs)
@@ -174,8 +192,11 @@ class Server:
             s.cached += tokens
         for s in sorted((s for s in decoding if s.generated == s.output), key=lambda s: s.number):
             self._finish(s)
-        if decoding and self.rules.reserve:
-            self.share = max(self.rules.reserve.least, self.share - self._fall)
+        if decoding and not chunks and not short:
+            self.falls += 1
+        waited = self.rules.prefill == "first" and before
+        if chunks and not (waited and all(s.decodes for s, _ in chunks)):
+            self.full = False
         for s in [s for s, _ in chunks if s.decodes]:
             s.generated += 1
             if s.generated == 1:
@@ -208,7 +229,7 @@ class Server:
         """First chunks of requests that are admitted now."""
         chunks: list[tuple[Job, int]] = []
         places = min(self.rules.max_sequences, self.rules.token_budget)
-        while left > 0 and len(self.running) < places and (self.sent_back or self.line):
+        while left > 0 and len(self.running) < places and (self.sent_back or self.line) and not self.full:
             line = self.sent_back or self.line
             s = line[0]
             length = s.prompt + s.generated
@@ -216,13 +237,14 @@ class Server:
             have = len(found) * self.rules.block_tokens
             tokens = min(length - have, left)
             new = -(-(have + tokens) // self.rules.block_tokens) - len(found)
-            if new + sum(b.holders == 0 for b in found) > len(self.free) - self._kept:
-                break
-            if self.rules.reserve and not self._has_room(s, [b for b in found if b.holders]):
-                break
             # A whole prompt waits for a step that it fits into; one that fits into none is cut, alone.
             alone = length > self.rules.token_budget and not self._any and not chunks
             if self.rules.prefill == "whole" and have + tokens < length and not alone:
+                break
+            new += self.rules.state_blocks
+            fits = new + sum(b.holders == 0 for b in found) <= len(self.free) - self._kept
+            if not fits or not self._has_room(s, [b for b in found if b.holders]):
+                self.full = self._fall > 0
                 break
             line.pop(0)
             if not s.preemptions:
@@ -233,6 +255,7 @@ class Server:
                     self.free.remove(block)
                 block.holders += 1
             s.blocks = found
+            s.state = [self._take() for _ in range(self.rules.state_blocks)]
             self.running.append(s)
             self._extend(s, tokens)
             chunks.append((s, tokens))
@@ -241,6 +264,10 @@ class Server:
 
     # -- room for answers ----------------------------------------------------------------------------
 
+    def _begin_anew(self) -> None:
+        self.full, self.falls = False, 0
+        self.share_before_falls = self.rules.reserve.share if self.rules.reserve else 0.0
+
     @property
     def _fall(self) -> float:
         rule = self.rules.reserve
@@ -248,31 +275,34 @@ class Server:
 
     def _expect_longer_answers(self) -> None:
         decoding = [s for s in self.running if s.decodes]
+        self.full = False
         if self._fall:
             told = sum(s.generated for s in decoding) + 20 * len(decoding)
-            self.share = min(1.0, told / (sum(s.most for s in decoding) + 1))
+            self.share_before_falls = min(1.0, told / (sum(s.most for s in decoding) + 1))
+            self.falls = 0
 
     def _has_room(self, new: Job, shared: list[Block]) -> bool:
         """Whether all that may come of who runs, some of it only, leaves room for all of a new one."""
         rule, size = self.rules.reserve, self.rules.block_tokens
-        assert rule is not None
-        if not self.running:
-            self.share = rule.share
+        if rule is None:
+            return True
+        share = max(rule.least, self.share_before_falls - self._fall * self.falls)
 
         def at_its_end(s: Job) -> int:
             answer = min(s.most - s.generated, rule.most_tokens or s.most)
             # Of a prompt all tokens, and of who decodes those that it has.
             return -(-(max(s.cached, s.prompt + s.generated if not s.decodes else 0) + answer) // size)
 
-        to_come, held = 0.0, {id(b): b for s in self.running for b in s.blocks}
+        to_come, held = 0.0, {id(b): b for s in self.running for b in s.blocks + s.state}
         for s in self.running:
             # Chunks of this step have their blocks, and count as not computed yet.
             more = at_its_end(s) - -(-s.cached // size)
-            to_come += more * (self.share if s.decodes and s.cached else 1.0)
+            to_come += more * (share if s.decodes and s.cached else 1.0)
         just_taken = sum(len(s.blocks) - -(-s.cached // size) for s in self.running)
         free = self.rules.blocks - len(held) + just_taken
         answer = min(new.most - new.generated, rule.most_tokens or new.most)
-        return -(-(new.prompt + new.generated + answer) // size) - len(shared) <= free - to_come
+        whole = -(-(new.prompt + new.generated + answer) // size) + self.rules.state_blocks
+        return whole - len(shared) <= free - to_come
 
     # -- blocks --------------------------------------------------------------------------------------
 
@@ -316,23 +346,29 @@ class Server:
     def _release(self, s: Job) -> None:
         """Gives its blocks back, the last one first."""
         self._know(s, s.cached)
-        for block in reversed(s.blocks):
+        for block in (*reversed(s.blocks), *s.state):
             block.holders -= 1
             if not block.holders:
                 self.free.append(block)
-        s.blocks = []
+        s.blocks, s.state = [], []
 
     def _send_back(self, s: Job) -> None:
         self.running.remove(s)
         self._release(s)
         s.cached = 0
         s.preemptions += 1
-        self.sent_back.insert(0, s)
+        if self.rules.preempted_last:
+            s.in_line_s = self.now_s
+            self.line.append(s)
+            self._sort_line()
+        else:
+            self.sent_back.insert(0, s)
 
     def _finish(self, s: Job) -> None:
         s.finish_s = self.now_s
         self.running.remove(s)
         self._release(s)
+        self.full = False
 
 
 # -- both on the same workload ---------------------------------------------------------------------------
@@ -354,16 +390,22 @@ def random_workload(seed: int) -> tuple[Rules, list[Request]]:
     block = random.choice([1, 2, 4, 16])
     longest, most = random.choice([6, 30, 90]), random.choice([3, 12, 40])
     budget = random.choice([1, 3, 8, 24, 64, 2048])
+    prefix_caching = random.random() < 0.4
+    state = 0 if prefix_caching else random.choice([0, 0, 0, 1, 3])
     rules = Rules(
-        blocks=-(-(longest + most) // block) * random.choice([1, 1, 2, 3, 30]) + random.randint(0, 3),
+        blocks=-(-(longest + most) // block) * random.choice([1, 1, 2, 3, 30])
+        + random.choice([1, 1, 2, 5]) * state
+        + random.randint(0, 3),
         block_tokens=block,
         token_budget=budget,
         max_sequences=random.choice([1, 2, 3, 5, 16, 256]),
         shortest=random.random() < 0.3,
         prefill=random.choice(["chunked", "chunked", "chunked", "whole", "first"]),
         ahead=random.choice([0, 0, 1, 1, 2, 3, 7]),
-        prefix_caching=random.random() < 0.4,
+        prefix_caching=prefix_caching,
         reserve=random.choice(RESERVES),
+        preempted_last=random.random() < 0.3,
+        state_blocks=state,
     )
     at_s, between_s, wanted = 0.0, 2.0 ** random.uniform(-3.0, 6.0), list[Request]()
     for number in range(random.randint(1, 40)):
@@ -397,6 +439,8 @@ def strategy(rules: Rules, wanted: Sequence[Request]) -> list[Request]:
         ahead=rules.ahead,
         prefix_caching=rules.prefix_caching,
         reserve=rules.reserve,
+        preempted_last=rules.preempted_last,
+        state_blocks=rules.state_blocks,
     )
     return serve(schedule, wanted, STEPWISE, price=price).requests
 

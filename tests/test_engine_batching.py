@@ -207,22 +207,70 @@ def test_a_share_of_the_answers_to_come_has_to_stay_free(share: float, begins_s:
     assert found.requests[1].scheduled_s == begins_s
 
 
-def test_a_falling_share_lets_the_next_one_in_between_two_ends() -> None:
+@pytest.mark.parametrize(
+    ("arrival_s", "begins_s"),
+    [
+        pytest.param(3.5, 4.0, id="after three steps of answers 0.7 of 8 blocks has to stay"),
+        pytest.param(2.5, 36.0, id="after two 0.8, and it is asked again at the end of the first"),
+    ],
+)
+def test_a_falling_share_counts_when_a_request_is_asked_for(arrival_s: float, begins_s: float) -> None:
     """The first has 2 blocks of 4 from its second step on, and 8 to come. Of 12 blocks 10 - 8 * share are
-    room for the second, which wants 4: a share of 0.75 is enough, and after three decode steps it is 0.7."""
-    wanted = request(0, 0.0, 36, prompt=4), request(1, 0.5, 12, prompt=4)
+    room for the second, which wants 4: a share of 0.75 is enough."""
+    wanted = request(0, 0.0, 36, prompt=4), request(1, arrival_s, 12, prompt=4)
     found = run(*wanted, blocks=12, budget=64, reserve=FALLING)
-    assert found.requests[1].scheduled_s == 4.0
+    assert found.requests[1].scheduled_s == begins_s
     assert run(*wanted, blocks=12, budget=64, reserve=NO_EVICT).requests[1].scheduled_s == 36.0
 
 
-def test_a_share_that_falls_cuts_no_burst_before_it_lets_somebody_in() -> None:
-    """Launches cost a host's time: one that falls by nothing worth a block has as many as one that stays."""
-    wanted = [request(i, 0.1 * i, 30, prompt=4) for i in range(6)]
-    slow = Reservation(1.0, 0.9, steps=1_000_000)
-    falling, kept = (run(*wanted, blocks=20, budget=64, reserve=each) for each in (slow, NO_EVICT))
-    assert len(falling.launches) == len(kept.launches) < 15
-    assert [r.finish_s for r in falling.requests] == [r.finish_s for r in kept.requests]
+def test_who_found_no_room_is_asked_again_when_somebody_ends() -> None:
+    """The third wants 10 of 18 blocks of 4. At 2 s, 13 are free and 5 to come, of which 0.9 have to stay. At
+    5 s it were 0.6, which leaves room; it is asked when the first ends."""
+    wanted = request(0, 0.0, 8, prompt=8), request(1, 0.0, 20, prompt=4), request(2, 1.5, 20, prompt=20)
+    found = run(*wanted, blocks=18, budget=64, reserve=FALLING)
+    assert [r.scheduled_s for r in found.requests] == [0.0, 0.0, 8.0]
+
+
+@pytest.mark.parametrize(
+    ("prefill", "begins_s"),
+    [
+        pytest.param("first", 14.0, id="refused until the second ends"),
+        pytest.param("chunked", 3.0, id="asked again after the second's prompt"),
+    ],
+)
+def test_a_step_with_prompts_beside_answers_makes_one_ask_again(prefill: str, begins_s: float) -> None:
+    """Of 13 blocks of 4, half of the 8 that are to come of the first have to stay. At 2 s it holds 2, the
+    second wants 4, and the third would want 4 of the 3 that are left. At 3 s the second decodes, and half of
+    its 3 to come count: 10 - 5.5 are left. Prompts first, the first waits for that of the second."""
+    wanted = request(0, 0.0, 36, prompt=4), request(1, 1.5, 12, prompt=4), request(2, 1.6, 12, prompt=4)
+    half = Reservation(0.5, 0.49, steps=1000)
+    found = run(*wanted, blocks=13, budget=64, prefill=prefill, reserve=half)
+    assert [r.scheduled_s for r in found.requests] == [0.0, 2.0, begins_s]
+
+
+def test_an_idle_server_begins_with_the_whole_share() -> None:
+    reserve = Reserve(FALLING, 0.3, since=4, full=True)
+    reserve.begin(iteration=9)
+    assert (reserve.share(9), reserve.share(10), reserve.full) == (1.0, 0.9, False)
+
+
+@pytest.mark.parametrize(("last", "begins_s"), [(False, 12.0), (True, 7.0)])
+def test_who_is_preempted_waits_first_or_last(last: bool, begins_s: float) -> None:
+    """Of 8 blocks of 4, three requests of 16 tokens want 12. The third is preempted at 6 s, where the fourth,
+    of one block, would fit. It waits until the third has room again, when the first has ended, or goes
+    first."""
+    wanted = [request(i, 0.1 * i, 12, prompt=4) for i in range(4)]
+    found = run(*wanted, blocks=8, budget=64, max_sequences=3, preempted_last=last)
+    assert found.requests[2].preemptions == 1
+    assert found.requests[3].scheduled_s == begins_s
+
+
+def test_room_for_answers_holds_states_too() -> None:
+    """4 + 8 tokens are 3 blocks of 4, and 2 of state: in 9 blocks one request has room, in 10 two."""
+    wanted = [request(i, 0.0, 8, prompt=4) for i in range(2)]
+    for blocks, begins_s in ((9, 8.0), (10, 0.0)):
+        found = run(*wanted, blocks=blocks, budget=64, reserve=NO_EVICT, state_blocks=2)
+        assert found.requests[1].scheduled_s == begins_s
 
 
 def test_only_so_many_tokens_of_an_answer_count() -> None:

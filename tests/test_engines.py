@@ -214,9 +214,12 @@ def test_labels_name_the_engine_and_what_is_unusual() -> None:
     for engine, less in (("tensorrt-llm", "no room for answers to come"), ("vllm-0.19", "")):
         assert said({"engine": engine, "reserve": None}).endswith(less or "up to 1024")
     assert said({"engine": "vllm-0.19", "reserve": {"share": 1}}).endswith(", room for whole answers")
+    most = {"share": 1, "most_tokens": 64}
+    assert said({"engine": "vllm-0.19", "reserve": most}).endswith(", room for the next 64 tokens of answers")
+    assert said({"engine": "vllm-0.19", "preempted": "last"}).endswith(", preempted wait last")
     falling = {"share": 0.7, "least": 0.1, "steps": 600, "most_tokens": 4096}
     assert said({"engine": "vllm-0.19", "reserve": falling}).endswith(
-        ", room for 0.7 to 0.1 in 600 steps of answers to come, up to 4,096 tokens"
+        ", room for 0.7 to 0.1 in 600 steps of the next 4,096 tokens of answers"
     )
     plain = ContinuousBatching(kind="continuous_batching", ahead=1, ranks=[2])
     assert label(plain) == "continuous batching, 2,048 tokens a step, 1 step ahead, TP2"

@@ -207,6 +207,7 @@ def test_defaults_are_written_out_and_the_result_is_a_scenario_again() -> None:
         "ahead": 0,
         "prefix_caching": False,
         "reserve": None,
+        "preempted": "first",
         "memory": {
             "share": 0.9,
             "share_of": "total",

@@ -7,7 +7,8 @@ SOSP 2023) and chunked prefill (Agrawal et al., OSDI 2024), as in vLLM's schedul
                 prompts begun before, then to new ones in their order, while there are blocks and running
                 places
     no block    the sequence admitted last is preempted: it frees its blocks, goes to the head of the queue
-                and is recomputed; no request is admitted in that step
+                and is recomputed; no request is admitted in that step. With `preempted_last` it goes to the
+                end, as in SGLang: to where it stood if it had come then
 
 If too few blocks are free for a chunk of a prompt, the chunk is shortened; vLLM would preempt a sequence.
 With `reserve` a request waits until there is room for its whole answer, and for some of the answers of those
@@ -69,12 +70,13 @@ def shortest_first(request: Request) -> float:
 @dataclass(slots=True)
 class _Server:
     """The state of one server. `waiting`: a heap of (order, id, request); `preempted`: requests that go
-    before them; `prompts`: requests in prefill; `decoding`: a heap of (iteration in which it ends, id,
-    request); `admitted`: all requests that hold blocks, in order of admission. `arriving`: (step count,
-    request): the request is seen when `steps` reaches the count. `waited`: steps for which prompts have
-    waited for others. `host`: what calls ops; `began_s`: when the step before began, None where the
-    device was idle. `cache`: the contents of the blocks, with prefix caching. `reserve`: room for answers
-    to come. `longest_lead`: `_lead` of the longest decoding sequence, None until it is looked for again."""
+    before them, none with `preempted_last`; `prompts`: requests in prefill; `decoding`: a heap of (iteration
+    in which it ends, id, request); `admitted`: all requests that hold blocks, in order of admission.
+    `arriving`: (step count, request): the request is seen when `steps` reaches the count. `waited`: steps
+    for which prompts have waited for others. `host`: what calls ops; `began_s`: when the step before began,
+    None where the device was idle. `cache`: the contents of the blocks, with prefix caching. `reserve`: room
+    for answers to come. `longest_lead`: `_lead` of the longest decoding sequence, None until it is looked for
+    again."""
 
     kv: PagedKv
     budget: int
@@ -85,6 +87,7 @@ class _Server:
     wait_tokens: int = 0
     waited: int = 0
     ahead: int = 0
+    preempted_last: bool = False
     host: Caller = field(default_factory=Caller)
     began_s: float | None = None
     cache: PrefixCache | None = None
@@ -117,12 +120,13 @@ def continuous_batching(
     ahead: int = 0,
     prefix_caching: bool = False,
     reserve: Reservation | None = None,
+    preempted_last: bool = False,
     state_blocks: int = 0,
 ) -> Program:
     """Serves the requests of the inbox until END. `blocks`: how many KV blocks of `block_tokens` tokens;
-    `reserve`: room for answers to come, without which nobody is admitted; `state_blocks`: how many blocks
-    hold the state of a sequence. Raises ValueError for states with prefix caching: a state is of all tokens
-    before it."""
+    `reserve`: room for answers to come, without which nobody is admitted; `preempted_last`: whether who is
+    preempted waits behind all others; `state_blocks`: how many blocks hold the state of a sequence. Raises
+    ValueError for states with prefix caching: a state is of all tokens before it."""
     if state_blocks and prefix_caching:
         raise ValueError("prefix_caching: blocks of a prefix hold no state")
     kv = PagedKv(blocks, block_tokens, state=state_blocks)
@@ -130,6 +134,7 @@ def continuous_batching(
     server = _Server(kv, token_budget, max_running, order, prefill, wait_steps, wait_tokens, ahead=ahead)
     server.cache = PrefixCache(blocks, block_tokens) if prefix_caching else None
     server.reserve = Reserve(reserve, reserve.share) if reserve is not None else None
+    server.preempted_last = preempted_last
     while True:
         if items := m.poll(REQUESTS):
             _receive(m, server, journal, items)
@@ -140,11 +145,13 @@ def continuous_batching(
                 return
             _receive(m, server, journal, [(yield m.recv(REQUESTS))])
             server.began_s = None
+            if server.reserve is not None:
+                server.reserve.begin(kv.iteration)
             continue
         needed = kv.needed(1)
         short = needed > kv.total - kv.used
         if short:
-            _preempt_until_fits(server)
+            _preempt_until_fits(server, m.now())
         waits = server.prompts or server.waiting or server.preempted
         steps_to_wait = _steps_to_wait(server) if server.wait_steps and not short else 0
         chunks = _schedule_prompts(server, m.now(), admit=not short) if waits and not steps_to_wait else []
@@ -152,13 +159,11 @@ def continuous_batching(
             server.waited = 0
             yield from _step_with_prompts(m, model, journal, server, chunks)
         else:
-            # A preempted request may be admitted again in the next step, and one that waits for room once
-            # less has to stay.
             if short:
+                # The preempted request may be admitted again in the next step.
                 needed, steps_to_wait = kv.needed(1), 1
-            elif waits and server.reserve is not None and server.reserve.falls(kv.iteration):
-                until_room = _steps_to_room(server, server.reserve)
-                steps_to_wait = min(steps_to_wait, until_room) if steps_to_wait else until_room
+                if server.reserve is not None:
+                    server.reserve.since += 1
             yield from _decode(m, model, journal, server, needed, steps_to_wait)
 
 
@@ -184,7 +189,7 @@ def _enqueue(server: _Server) -> None:
         heappush(server.waiting, (server.order(request), request.id, request))
 
 
-def _preempt_until_fits(server: _Server) -> None:
+def _preempt_until_fits(server: _Server, now_s: float) -> None:
     """Preempts the requests admitted last until the next iteration has enough blocks."""
     kv = server.kv
     while kv.needed(1) > kv.free:
@@ -200,7 +205,11 @@ def _preempt_until_fits(server: _Server) -> None:
             _leave(server, request)
         request.cached = 0
         request.preemptions += 1
-        server.preempted.appendleft(request)
+        if server.preempted_last:
+            place = now_s if server.order is fcfs else server.order(request)
+            heappush(server.waiting, (place, request.id, request))
+        else:
+            server.preempted.appendleft(request)
     if server.reserve is not None:
         server.reserve.preempted([entry[2] for entry in server.decoding], kv.iteration)
 
@@ -277,6 +286,7 @@ def _schedule_prompts(server: _Server, now_s: float, *, admit: bool) -> list[tup
     while (
         admit
         and left > 0
+        and not (server.reserve is not None and server.reserve.full)
         and len(server.admitted) < server.max_running
         and (server.preempted or server.waiting)
     ):
@@ -286,9 +296,11 @@ def _schedule_prompts(server: _Server, now_s: float, *, admit: bool) -> list[tup
         tokens = min(_prompt(request) - hit_tokens, left)
         shared = len(hit_blocks) - unreferenced
         blocks = kv.state + blocks_for(hit_tokens + tokens, kv.block) - shared
-        if blocks > free or _would_split(server, request, hit_tokens + tokens, bool(chunks)):
+        if _would_split(server, request, hit_tokens + tokens, bool(chunks)):
             break
-        if server.reserve is not None and not _has_room(server, server.reserve, request, shared):
+        if blocks > free or not _has_room(server, request, shared):
+            if server.reserve is not None:
+                server.reserve.refused()
             break
         _admit(server, request, hit_tokens, now_s)
         chunks.append((request, tokens))
@@ -330,26 +342,12 @@ def _admit(server: _Server, request: Request, hit_tokens: int, now_s: float) -> 
     server.prompts.append(request)
 
 
-def _steps_to_room(server: _Server, reserve: Reserve) -> int:
-    """How many decode steps the next request waits for room, if nobody ends before; 0 if for other things."""
-    full = len(server.admitted) >= server.max_running
-    if full or not server.decoding or not (server.preempted or server.waiting):
-        return 0
-    request, kv = _next(server), server.kv
-    hit_blocks, unreferenced = _hits(server, request)
-    decoding = [entry[2] for entry in server.decoding]
-    until_end = server.decoding[0][0] - kv.iteration
-    blocks = reserve.whole_blocks(kv, request) - (len(hit_blocks) - unreferenced)
-    return reserve.steps_to_room(kv, server.prompts, decoding, blocks, until_end)
-
-
-def _has_room(server: _Server, reserve: Reserve, request: Request, shared: int) -> bool:
+def _has_room(server: _Server, request: Request, shared: int) -> bool:
     """Whether the next request has the room that it must find. `shared`: its blocks that others hold."""
-    kv = server.kv
-    if not server.admitted:
-        reserve.begin(kv.iteration)
-    room = reserve.room(kv, server.prompts, [entry[2] for entry in server.decoding])
-    return reserve.whole_blocks(kv, request) - shared <= room
+    if server.reserve is None:
+        return True
+    room = server.reserve.room(server.kv, server.prompts, [entry[2] for entry in server.decoding])
+    return server.reserve.whole_blocks(server.kv, request) - shared <= room
 
 
 def _would_split(server: _Server, request: Request, tokens: int, beside_others: bool) -> bool:
@@ -405,6 +403,10 @@ def _step_with_prompts(
     journal.step(
         m.rank, start_s, end_s, 1, sequences, sequences, prompt_tokens, prompts_ending, waiting, kv.used
     )
+    if server.reserve is not None:
+        server.reserve.since += steps
+        beside = server.prefill == "first" and bool(server.decoding)
+        server.reserve.full &= beside and prompts_ending == len(chunks)
     _finish_complete(server, journal, steps, end_s)
     if prompts_ending:
         _begin_to_decode(server, journal, end_s)
@@ -432,9 +434,8 @@ def _begin_to_decode(server: _Server, journal: Journal, end_s: float) -> None:
         if request.generated == 1:
             request.first_token_s = end_s
         if request.generated == request.output_tokens:
-            journal.finish(request, end_s)
+            _finish(server, journal, request, end_s)
             kv.used -= _release_blocks(server, request)
-            del server.admitted[request.id]
             continue
         request.held = kv.iteration
         ends_at = kv.iteration + request.output_tokens - request.generated
@@ -443,6 +444,14 @@ def _begin_to_decode(server: _Server, journal: Journal, end_s: float) -> None:
         server.kv_tokens += request.cached
         if server.longest_lead is not None:
             server.longest_lead = max(server.longest_lead, _lead(request))
+
+
+def _finish(server: _Server, journal: Journal, request: Request, end_s: float) -> None:
+    """Ends a request, whose blocks are still held."""
+    journal.finish(request, end_s)
+    del server.admitted[request.id]
+    if server.reserve is not None:
+        server.reserve.full = False
 
 
 def _decode(
@@ -502,7 +511,6 @@ def _finish_complete(server: _Server, journal: Journal, iterations: int, end_s: 
     while decoding and decoding[0][0] <= iteration:
         request = heappop(decoding)[2]
         _count_generated(server, request)
-        journal.finish(request, end_s)
+        _finish(server, journal, request, end_s)
         kv.leave(request.cached, _release_blocks(server, request))
         _leave(server, request)
-        del server.admitted[request.id]

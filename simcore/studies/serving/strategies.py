@@ -191,12 +191,14 @@ class AnswerRoom(Strict):
     share: Annotated[float, Field(ge=0.0, le=1.0)] = Field(
         1.0,
         description="share of the answers to come of running requests that has to stay free, beside the whole"
-        " answer of the new one; 1: nobody is ever preempted",
+        " answer of the new one; 1 without most_tokens: nobody is ever preempted",
     )
     least: Annotated[float, Field(ge=0.0, le=1.0)] | None = Field(
-        None, description="what the share falls to, as SGLang's new-token ratio; left out, it stays"
+        None,
+        description="what the share falls to, as SGLang's new-token ratio; who then finds no room is tried"
+        " again when a request has ended; left out, the share stays",
     )
-    steps: int = Field(0, ge=0, le=1_000_000, description="decode steps in which it falls to that")
+    steps: int = Field(0, ge=0, le=1_000_000, description="steps of answers alone in which it falls to that")
     most_tokens: Annotated[int, Field(ge=1, le=10_000_000)] | None = Field(
         None, description="tokens of one answer to come that count at most"
     )
@@ -219,10 +221,12 @@ class AnswerRoom(Strict):
         return Reservation(self.share, least, self.steps, self.most_tokens)
 
     def __str__(self) -> str:
-        whole = self.share == 1.0 and not self.steps
         falling = f" to {self.least:g} in {self.steps:,} steps" if self.steps else ""
-        room = "room for whole answers" if whole else f"room for {self.share:g}{falling} of answers to come"
-        return room if self.most_tokens is None else f"{room}, up to {self.most_tokens:,} tokens"
+        whole = self.share == 1.0 and not falling
+        if self.most_tokens is not None:
+            share = "" if whole else f"{self.share:g}{falling} of "
+            return f"room for {share}the next {self.most_tokens:,} tokens of answers"
+        return "room for whole answers" if whole else f"room for {self.share:g}{falling} of answers to come"
 
 
 class ContinuousBatching(Strict):
@@ -266,7 +270,11 @@ class ContinuousBatching(Strict):
     reserve: AnswerRoom | None = Field(
         None,
         description="room for answers to come that a request must find before it is admitted, as in"
-        " TensorRT-LLM and SGLang; left out, none, as in vLLM, which preempts instead",
+        " TensorRT-LLM and SGLang; null: none, as in vLLM, which preempts instead",
+    )
+    preempted: Literal["first", "last"] = Field(
+        "first",
+        description="where preempted requests wait: before all others, as in vLLM, or after, as in SGLang",
     )
     memory: KvMemory = Field(KvMemory(), description="what the KV cache may take of a device")
     ranks: SeveralRanks = [1]
@@ -320,6 +328,7 @@ class ContinuousBatching(Strict):
             ahead=self.ahead,
             prefix_caching=self.prefix_caching,
             reserve=None if self.reserve is None else self.reserve.rule,
+            preempted_last=self.preempted == "last",
             state_blocks=room.state_blocks,
         )
 
@@ -356,6 +365,8 @@ def _unusual(strategy: ContinuousBatching) -> list[str]:
         words.append(f"waiting {strategy.wait_steps} steps for {strategy.wait_tokens:,} tokens")
     if odd("reserve"):
         words.append("no room for answers to come" if strategy.reserve is None else str(strategy.reserve))
+    if odd("preempted"):
+        words.append(f"preempted wait {strategy.preempted}")
     if odd("host"):
         # Without its engine's kernels it has those of the profile.
         words.append(str(strategy.host) if strategy.host != NO_HOST_TIME else "no host time, plain kernels")

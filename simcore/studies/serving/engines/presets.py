@@ -39,6 +39,7 @@ DECIDED = (
     "ahead",
     "prefix_caching",
     "reserve",
+    "preempted",
     "memory",
 )
 # Fields that a preset may give: they are no decision of an engine, but belong to a version on some machine.
