@@ -49,15 +49,23 @@ def _before_tests_are_imported() -> None:
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_auto_num_workers() -> int | None:
-    """On a card as many processes as it has channels for, with those that tests start themselves."""
-    return min(MOST_ON_A_CARD, os.cpu_count() or 1) if Path("/dev/nvidiactl").exists() else None
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
+    """For tests of a card as many processes as it has channels for, with those that tests start themselves.
+    Else, and where PYTEST_XDIST_AUTO_NUM_WORKERS says a number, as xdist decides."""
+    if not _of_cards_alone(config) or "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ:
+        return None
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(MOST_ON_A_CARD, cores)
+
+
+def _of_cards_alone(config: pytest.Config) -> bool:
+    return str(config.getoption("markexpr")).split() == ["gpu"]
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """On a card that is asked for its own tests alone no process imports what has none: that takes long, and
     each process that makes a tensor takes half a gigabyte of the card."""
-    if str(config.getoption("markexpr")).split() != ["gpu"] or not collection_path.match("test_*.py"):
+    if not _of_cards_alone(config) or not collection_path.match("test_*.py"):
         return None
     return True if collection_path not in _with_tests_of_cards(collection_path.parent) else None
 

@@ -11,7 +11,7 @@ import pytest
 from simcore.input.files import InputError
 from simcore.planning.searches import Highest, Judged
 from simcore.validate.mlperf import compare, predict
-from simcore.validate.mlperf.compare import FILE, VARIABLE, Compared, folder_of, lines
+from simcore.validate.mlperf.compare import BAR, FILE, TPOT_BAR, VARIABLE, Compared, folder_of, judged, lines
 from simcore.validate.mlperf.predict import FIGURES, RUN_S, Predicted, facts, scenario_of, steady_rate
 from simcore.validate.mlperf.rows import COLUMNS, HALVES, Row, half, read_rows
 
@@ -190,12 +190,25 @@ def test_rows_that_were_looked_at_are_reported_apart(row: Row) -> None:
     assert "## 1 rows of llama3.1-405b, to which nothing is fitted" in said
 
 
+def test_rates_of_judged_rows_have_a_bar_and_405bs_median_tpot(row: Row) -> None:
+    """405B's rates are judged by none, and its published TPOT is met where nothing else is compared."""
+    looked_at, rest = compared(replace(row, is_fit=True), 80.0), compared(row, 36.0)
+    unseen = compared(replace(row, model="llama3.1-405b"), 400.0, times=1.2)
+    assert list(judged([looked_at])) == [(pytest.approx(100.0), BAR)]
+    assert list(judged([looked_at, rest])) == [(pytest.approx(10.0), BAR)]
+    assert list(judged([looked_at, rest, unseen])) == [
+        (pytest.approx(10.0), BAR),
+        (pytest.approx(20.0), TPOT_BAR),
+    ]
+    assert list(judged([unseen])) == [(pytest.approx(20.0), TPOT_BAR)]
+
+
 def test_what_fails_first_above_the_highest_rate_is_said() -> None:
     point: Any = None
-    judged = {rate: Judged(point, (), "fails", {}, f"at {rate:g}") for rate in (2.0, 1.5)}
+    failing = {rate: Judged(point, (), "fails", {}, f"at {rate:g}") for rate in (2.0, 1.5)}
     holding = Judged(point, (), "holds")
-    assert predict._why_beyond(Highest(1.0, 1.5, {1.0: holding, **judged})) == "at 1.5"
-    assert predict._why_beyond(Highest(None, 1.5, judged)) == "at 1.5"
+    assert predict._why_beyond(Highest(1.0, 1.5, {1.0: holding, **failing})) == "at 1.5"
+    assert predict._why_beyond(Highest(None, 1.5, failing)) == "at 1.5"
 
 
 def test_an_estimate_has_no_columns_of_runs(row: Row) -> None:

@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 from simcore import cli
 from simcore.input.files import InputError
 from simcore.planning import alternatives as of_ways
-from simcore.planning import points, questions
+from simcore.planning import answer, points, questions, searches
 from simcore.planning import runs as planning_runs
 from simcore.planning.alternatives import (
     Alternative,
@@ -2117,3 +2117,25 @@ def test_what_too_few_requests_come_for_has_no_ends_of_prices(tmp_path: Path) ->
     assert (plan.result.at_fast_prices, plan.gains) == ({}, [])
     assert "is not known to hold: too few requests come" in plan.answer
     assert "fast end" not in plan.answer
+
+
+@pytest.mark.parametrize(
+    ("figures", "says"),
+    [
+        ({"preemptions": 3.0, "max_kv_share": 0.99}, "; the KV cache is full"),
+        ({"preemptions": 3.0, "max_kv_share": 0.9}, ""),
+        ({"waited_for_kv": 2.0, "max_kv_share": 0.5}, "; the KV cache is full"),
+        ({"waited_for_kv": 1.0}, ""),
+        ({"utilisation": 0.96}, "; the devices are busy all the time"),
+    ],
+)
+def test_what_runs_out_is_said_where_a_point_that_holds_has_it(figures: dict[str, float], says: str) -> None:
+    """Of 100 requests more than one has to wait for memory that is kept for answers."""
+
+    def judged(**own: float) -> Any:
+        point: Any = None
+        ran: Any = SimpleNamespace(figures={"completed": 100.0, **own})
+        return searches.Judged(point, (ran,), "fails")
+
+    assert answer.limiting(judged(**figures), judged()) == says
+    assert answer.limiting(judged(**figures), judged(**figures)) == ""

@@ -893,6 +893,21 @@ def test_two_ranks_need_less_time_a_token_than_one() -> None:
 # -- KV memory, order, chunks ----------------------------------------------------------------------------
 
 
+def test_requests_that_wait_for_room_for_answers_are_counted_and_said() -> None:
+    """In 20 blocks of 16 tokens, 40 + 60 tokens are 7 blocks: two at a time. The other eight wait, each of
+    them next once; where answers may have 200 tokens, one runs at a time, and nine wait."""
+    load = workload(10, {"kind": "constant", "rate_per_s": 1e6}, 40, 60)
+    kept = strategy("continuous_batching", reserve={"share": 1})
+    for most, waited in ((60, 8.0), (200, 9.0)):
+        found = outcome(document(workload={**load, "max_tokens": most}, kv_blocks=20, strategies=[kept]))
+        assert (value(found, "waited_for_kv"), value(found, "preemptions")) == (waited, 0.0)
+        says = f"{waited:.0f} of 10 requests waited for KV memory, where room is kept for answers as long as"
+        assert any(says in warning for warning in found.warnings)
+    plenty = outcome(document(workload=load, kv_blocks=1000, strategies=[kept]))
+    assert value(plenty, "waited_for_kv") == 0.0
+    assert not any("waited for KV" in warning for warning in plenty.warnings)
+
+
 @slow
 def test_short_kv_memory_preempts_and_still_finishes_everything() -> None:
     """Answers outgrow 20 blocks of 16 tokens: who is sent back is computed anew, and misses no token."""
@@ -904,6 +919,8 @@ def test_short_kv_memory_preempts_and_still_finishes_everything() -> None:
     assert value(found, "preemptions") > 0.0
     assert value(found, "max_kv_share") <= 1.0
     assert any("preemptions; KV memory is short" in warning for warning in found.warnings)
+    # The first who finds no room, and each who is next after somebody was preempted.
+    assert 0.0 < value(found, "waited_for_kv") <= 10.0
     (_, few), (_, many) = only(short), only(plenty)
     assert many.served.preemptions.sum() == 0
     assert few.served.output_tokens.tolist() == many.served.output_tokens.tolist() == [60] * 10

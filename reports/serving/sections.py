@@ -350,7 +350,7 @@ MORE = (
     ("queue_p99_s", "queued p99"), ("request_throughput_per_s", "requests"), ("duration_s", "duration"),
     ("mean_batch", "batch, mean"), ("max_batch", "batch, most"), ("mean_queue", "queue, mean"),
     ("max_queue", "queue, most"), ("mean_kv_share", "KV, mean"), ("max_kv_share", "KV, most"),
-    ("prefix_hit_share", "prompts cached"),
+    ("prefix_hit_share", "prompts cached"), ("waited_for_kv", "waited for KV"),
     ("preemptions", "preempted"), ("rejected", "rejected"), ("completed", "finished"),
 )  # fmt: skip
 

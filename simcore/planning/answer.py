@@ -28,6 +28,8 @@ MOST_LISTED = 4
 MORE = "; more replicas would tell"
 # Shares from which on the KV cache is full, and devices busy all the time.
 FULL_KV, FULL_TIME = 0.98, 0.95
+# Share of the requests from which on many waited for KV memory.
+MANY_WAITED = 0.01
 
 
 def answer(asked: Asked, result: PlanResult) -> str:
@@ -102,7 +104,7 @@ def _of_rate(
         f" {_reached(asked.limits, winner.judged)}{_sure(asked, winner)}."
     )
     if worse is not None:
-        reason = _limiting(worse.judged, winner.judged)
+        reason = limiting(worse.judged, winner.judged)
         says += f" {_load(worse.point.case.axes)} {_fails(worse.judged, reason)}."
     if winner.value is not None and winner.value >= RATES[1]:
         says += " The search ends there."
@@ -278,12 +280,14 @@ def _closest(asked: Asked, group: Sequence[Answered]) -> str:
     return f" {devices(worse[0])} {_fails(worse[0].judged)}." if worse else ""
 
 
-def _limiting(worse: Judged, best: Judged) -> str:
+def limiting(worse: Judged, best: Judged) -> str:
     """Returns what runs out at a point, by its own figures, and does not where another one holds."""
 
     def is_full(judged: Judged) -> bool:
         share = judged.mean("max_kv_share")
-        return bool(judged.mean("preemptions")) and share is not None and share > FULL_KV
+        short = judged.mean("preemptions") and share is not None and share > FULL_KV
+        waited, served = judged.mean("waited_for_kv"), judged.mean("completed")
+        return bool(short) or bool(waited and served and waited > MANY_WAITED * served)
 
     def is_busy(judged: Judged) -> bool:
         busy = judged.mean("utilisation")

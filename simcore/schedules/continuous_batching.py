@@ -299,6 +299,7 @@ def _schedule_prompts(server: _Server, now_s: float, *, admit: bool) -> list[tup
         if _would_split(server, request, hit_tokens + tokens, bool(chunks)):
             break
         if blocks > free or not _has_room(server, request, shared):
+            request.waited_for_kv = 1
             if server.reserve is not None:
                 server.reserve.refused()
             break

@@ -333,6 +333,7 @@ METRICS: Mapping[str, Mapping[str, Metric]] = {
         "mean_queue": Metric("lower", "requests that wait, mean over time"),
         "max_queue": Metric("lower", "requests that wait at most"),
         "preemptions": Metric("lower", "how often requests lost their place and were computed again"),
+        "waited_for_kv": Metric("lower", "requests that were next and found no room in the KV cache"),
         "rejected": Metric("lower", "requests that were rejected"),
         "completed": Metric("higher", "requests that got all their tokens"),
         "iterations": Metric(None, "replays of steps that give tokens"),

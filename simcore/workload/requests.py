@@ -37,7 +37,8 @@ class Request:
     its first work was launched. `instance`: the server that took it. `rejected`: the server could never hold
     it. `content`: the content of its prompt, for prefix caching: texts and where each ends, in tokens; the
     tokens after the last text are unique (`own_text`). `cached_prompt_tokens`: prompt tokens in the server's
-    cache when the request was first scheduled."""
+    cache when the request was first scheduled. `waited_for_kv`: whether it was next and found no room in the
+    KV cache, 0 or 1."""
 
     id: int
     arrival_s: float
@@ -52,6 +53,7 @@ class Request:
     rejected: bool
     content: Content
     cached_prompt_tokens: int
+    waited_for_kv: int
     # A schedule's state of the request: tokens generated, tokens cached, and a number of the schedule's own.
     generated: int
     cached: int
@@ -72,6 +74,7 @@ class Request:
         rejected: bool = False,
         content: Content = (),
         cached_prompt_tokens: int = 0,
+        waited_for_kv: int = 0,
         generated: int = 0,
         cached: int = 0,
         held: int = 0,
@@ -89,6 +92,7 @@ class Request:
         self.rejected = rejected
         self.content = content
         self.cached_prompt_tokens = cached_prompt_tokens
+        self.waited_for_kv = waited_for_kv
         self.generated = generated
         self.cached = cached
         self.held = held

@@ -15,7 +15,7 @@ from simcore.studies.serving import certainty
 from simcore.studies.serving.figures import over_replicas
 from simcore.studies.serving.kv_memory import held_bytes
 from simcore.studies.serving.runner import Bench, Case, CaseResult
-from simcore.studies.serving.strategies import processes
+from simcore.studies.serving.strategies import ContinuousBatching, processes
 from simcore.workload.recorded import doubts
 from simcore.workload.spec import Slo
 
@@ -437,16 +437,21 @@ def warnings(bench: Bench, results: Sequence[CaseResult], shares: Mapping[str, f
     """Returns warnings: rejected requests, recomputed work, unmeasured prices, unreliable figures."""
     lines = []
     for one in results:
-        name, place = one.case.axes.label, _load(one.case)
+        name, place, requests = one.case.axes.label, _load(one.case), one.case.axes.requests
         turned_away = one.value("rejected")
         if turned_away:
-            of = one.case.axes.requests
-            lines.append(f"{place}, {name}: {turned_away:.0f} of {of:,} requests fit on no server: rejected")
-        again = one.value("preemptions")
-        if again and again > 0.01 * one.case.axes.requests:
+            said = f"{turned_away:.0f} of {requests:,} requests fit on no server: rejected"
+            lines.append(f"{place}, {name}: {said}")
+        again, waited = one.value("preemptions"), one.value("waited_for_kv")
+        if again and again > 0.01 * requests:
             lines.append(
                 f"{place}, {name}: {again:.0f} preemptions; KV memory is short, and work is done twice"
             )
+        elif waited and waited > 0.01 * requests:
+            strategy = one.case.strategy
+            keeps = isinstance(strategy, ContinuousBatching) and strategy.reserve is not None
+            why = ", where room is kept for answers as long as workload.max_tokens" if keeps else ""
+            lines.append(f"{place}, {name}: {waited:,.0f} of {requests:,} requests waited for KV memory{why}")
     lines += certainty.warnings(results, lambda one: f"{_load(one.case)}, {one.case.axes.label}")
     lines += certainty.few_of_tenants(results, bench.scenario.slos)
     workloads = {id(one.case.point.workload): one.case.point.workload for one in results}

@@ -334,6 +334,7 @@ def _counts(served: Served, journal: Steps) -> dict[str, Figure]:
     tokens = float((replays * decoding).sum() + first.sum())
     return {
         "preemptions": (float(served.preemptions.sum()), ""),
+        "waited_for_kv": (float(served.waited_for_kv.sum()), ""),
         "rejected": (float(served.rejected.sum()), ""),
         "completed": (float(served.finished.sum()), ""),
         "iterations": (iterations, ""),

@@ -30,7 +30,7 @@ RUN_METRICS = (
     *("request_throughput_per_s", "output_throughput_tokens_per_s", "total_throughput_tokens_per_s"),
     *("goodput_per_s", "slo_attainment", "slo_attainment_ttft", "slo_attainment_tpot", "slo_attainment_e2e"),
     *("duration_s", "utilisation", "mean_batch", "max_batch", "mean_queue", "max_queue"),
-    *("mean_kv_share", "max_kv_share", "preemptions", "rejected", "completed"),
+    *("mean_kv_share", "max_kv_share", "preemptions", "waited_for_kv", "rejected", "completed"),
     *("iterations", "overlap", "speedup", "prefix_hit_share"),
 )
 METRICS = (*(f"{name}_{what}_s" for name in LATENCIES for what in STATISTICS), *RUN_METRICS)

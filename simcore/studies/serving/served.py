@@ -58,6 +58,7 @@ class Served:
     output_tokens: Ints
     preemptions: Ints
     cached_prompt_tokens: Ints
+    waited_for_kv: Ints
     instance: Ints
     rejected: Bools
     tenant: NDArray[np.int16]
