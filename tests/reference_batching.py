@@ -89,6 +89,7 @@ class Job:
     from_cache: int = 0
     in_line_s: float = nan
     rejected: bool = False
+    found_no_room: bool = False
 
     @property
     def decodes(self) -> bool:
@@ -151,13 +152,13 @@ class Server:
             sequence.rejected = True
             return
         sequence.from_step = self.step + self.rules.ahead
-        sequence.in_line_s = sequence.arrival_s
         self.came.append(sequence)
 
     def _line_up(self) -> None:
         for sequence in [s for s in self.came if s.from_step <= self.step or not self.running]:
             self.came.remove(sequence)
             self.line.append(sequence)
+            sequence.in_line_s = sequence.arrival_s
         self._sort_line()
 
     def _sort_line(self) -> None:
@@ -244,6 +245,7 @@ class Server:
             new += self.rules.state_blocks
             fits = new + sum(b.holders == 0 for b in found) <= len(self.free) - self._kept
             if not fits or not self._has_room(s, [b for b in found if b.holders]):
+                s.found_no_room = True
                 self.full = self._fall > 0
                 break
             line.pop(0)
@@ -455,6 +457,7 @@ def differences(rules: Rules, wanted: Sequence[Request]) -> list[str]:
             "first_token_s": (theirs.first_token_s, ours.first_token_s),
             "finish_s": (theirs.finish_s, ours.finish_s),
             "preemptions": (theirs.preemptions, ours.preemptions),
+            "waited_for_kv": (theirs.found_no_room, ours.waited_for_kv),
             "cached_prompt_tokens": (theirs.from_cache, ours.cached_prompt_tokens),
         }
         for name, (by_reference, by_strategy) in pairs.items():

@@ -19,7 +19,7 @@ def test_strategy_and_reference_serve_alike(seeds: range) -> None:
 
 @slow
 def test_workloads_have_in_them_what_they_are_to_compare() -> None:
-    seen = {"queued": 0, "preempted": 0, "rejected": 0, "from cache": 0, "queued, ahead": 0}
+    seen = {"queued": 0, "preempted": 0, "rejected": 0, "from cache": 0, "no room": 0, "queued, ahead": 0}
     for seed in range(USUAL):
         rules, wanted = random_workload(seed)
         for found in reference(rules, wanted):
@@ -28,6 +28,7 @@ def test_workloads_have_in_them_what_they_are_to_compare() -> None:
             seen["queued, ahead"] += queued and rules.ahead > 0
             seen["preempted"] += found.preemptions > 0
             seen["rejected"] += found.rejected
+            seen["no room"] += found.found_no_room
             seen["from cache"] += found.from_cache > 0
     assert min(seen.values()) >= 50, seen
 

@@ -96,6 +96,7 @@ def some_requests(random: Random, servers: int) -> list[Request]:
         request = Request(i, now_s, random.randint(1, 50), output, 10, instance=random.randrange(servers))
         request.rejected = random.random() < 0.15
         request.preemptions = 0 if request.rejected else random.choice([0, 0, 2])
+        request.waited_for_kv = 0 if request.rejected else random.choice([0, 1])
         requests.append(request)
     return requests
 
@@ -314,6 +315,7 @@ def by_hand(case: Case, slo: Promise | None) -> dict[str, float | None]:
     found["mean_kv_share"] = per(held, duration_s * case.servers * KV_LIMIT)
     found["max_kv_share"] = max((row["kv_used"] for row in case.rows), default=0.0) / KV_LIMIT
     found["preemptions"] = sum(r.preemptions for r in case.requests)
+    found["waited_for_kv"] = len([r for r in case.requests if r.waited_for_kv])
     found["rejected"], found["completed"] = len(case.requests) - len(done), len(done)
     giving = [row for row in case.rows if row["decoding"] > 0 or row["first_tokens"] > 0]
     iterations = found["iterations"] = sum(row["replays"] for row in giving)

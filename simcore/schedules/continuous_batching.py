@@ -491,8 +491,12 @@ def _decode(
 
 def _none_can_join(server: _Server) -> bool:
     """Whether no arriving request can begin before a running request has ended."""
-    full = len(server.admitted) >= server.max_running or server.waiting or server.preempted
-    return bool(full) and server.order is fcfs and not server.wait_steps
+    if server.order is not fcfs or server.wait_steps:
+        return False
+    # One that came before another was preempted, and is not seen yet, goes before that one.
+    goes_first = server.arriving and server.waiting and fcfs(server.arriving[0][1]) < server.waiting[0][0]
+    in_line = bool(server.preempted) or (bool(server.waiting) and not goes_first)
+    return in_line or len(server.admitted) >= server.max_running
 
 
 def _arrival_step_matters(server: _Server) -> bool:
