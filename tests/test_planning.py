@@ -915,6 +915,23 @@ def test_what_fills_in_long_runs_is_overloaded(long: int) -> None:
     assert judged_by(point(1), runs, [TTFT], Rule(most=2)) == "holds"
 
 
+@pytest.mark.parametrize(
+    ("errors", "most", "verdict"),
+    [
+        pytest.param(
+            10.0, 30, "unsure", id="one in a hundred needs 6.96 standard errors, one in a thousand 22.3"
+        ),
+        pytest.param(30.0, 30, "fails", id="surely"),
+        pytest.param(10.0, 3, "fails", id="nobody looks on"),
+        pytest.param(5.0, 3, "holds", id="by chance"),
+    ],
+)
+def test_what_may_fill_by_chance_is_looked_at_again(errors: float, most: int, verdict: str) -> None:
+    apart = 0.3 * sqrt(3) / errors
+    runs = [Ran({TTFT.metric: 0.1}, filling=0.3 + i * apart, long=True) for i in (-1, 0, 1)]
+    assert judged_by(point(1), runs, [TTFT], Rule(most=most), steady=True) == verdict
+
+
 @slow
 @pytest.mark.parametrize(
     ("question", "kind"),

@@ -159,14 +159,15 @@ def _judged(point: Point, runs: Sequence[Ran], limits: Sequence[Limit], rule: Ru
         [limit for limit in limits if verdicts[limit.metric] == verdict] for verdict in ("fails", "unsure")
     )
     kept_up = "holds" if rule.once and not point.same_in_every_run else _kept_up(runs, rule)
-    if kept_up == "fails" or (steady and _are_long(runs) and _fills(runs, GROWN)):
+    fills = steady and _are_long(runs) and _fills(runs, GROWN, BY_CHANCE)
+    if kept_up == "fails" or (fills and (len(runs) >= rule.most or _fills(runs, GROWN, SURELY))):
         return verdict("fails", verdicts if failing else {}, OVERLOAD)
     if failing:
         return verdict("fails", verdicts, _says(runs, failing))
     # A server that is empty at first is faster than in steady state: what breaks a limit breaks it there too.
     if steady and too_few(runs):
         return verdict("fails", verdicts, TOO_FEW, short=True)
-    if unsure or kept_up == "unsure":
+    if unsure or kept_up == "unsure" or fills:
         why = _says(runs, unsure, rule) if unsure else PERHAPS_OVERLOAD
         return verdict("unsure", verdicts, why)
     return verdict("holds", verdicts)
@@ -189,21 +190,24 @@ def _kept_up(runs: Sequence[Ran], rule: Rule) -> Verdict:
 def too_few(runs: Sequence[Ran]) -> bool:
     """Whether a load that is kept up needs more requests to be judged: most runs are short, or the server
     fills in windows that are not long."""
-    return 2 * sum(run.short for run in runs) > len(runs) or (not _are_long(runs) and _fills(runs, SLIGHT))
+    return 2 * sum(run.short for run in runs) > len(runs) or (
+        not _are_long(runs) and _fills(runs, SLIGHT, BY_CHANCE)
+    )
 
 
 def _are_long(runs: Sequence[Ran]) -> bool:
     return all(run.long for run in runs)
 
 
-def _fills(runs: Sequence[Ran], least: float) -> bool:
-    """Whether more requests are there in the second halves of windows for sure, and by more than `least`."""
+def _fills(runs: Sequence[Ran], least: float, by_chance: float) -> bool:
+    """Whether more requests are there in the second halves of windows for sure, and by more than `least`.
+    `by_chance`: how often a server that does not fill may seem to."""
     filling = [run.filling for run in runs]
     mean = fmean(filling)
     if mean <= least or len(runs) < 2:
         # A single run is one that every replica would repeat.
         return mean > least
-    return mean * sqrt(len(runs)) > quantile(BY_CHANCE, len(runs) - 1) * stdev(filling)
+    return mean * sqrt(len(runs)) > quantile(by_chance, len(runs) - 1) * stdev(filling)
 
 
 def _by_tosses(least: int, count: int) -> float:
@@ -223,8 +227,9 @@ def _hardly_keeps_up(found: Judged) -> bool:
 
 
 CHANCE = 0.05
-# A server that fills by less hardly changes a verdict; and how often one that does not fill may seem to.
-SLIGHT, BY_CHANCE = 0.02, 0.01
+# A server that fills by less hardly changes a verdict; and how often one that does not fill may seem to. Where
+# more replicas can tell, a point fails only by the second.
+SLIGHT, BY_CHANCE, SURELY = 0.02, 0.01, 0.001
 # At 1 % more than a server can answer, its long window fills by 0.3.
 GROWN = 0.2
 OVERLOAD = "requests come faster than they are answered"
