@@ -227,8 +227,8 @@ def _hardly_keeps_up(found: Judged) -> bool:
 
 
 CHANCE = 0.05
-# A server that fills by less hardly changes a verdict; and how often one that does not fill may seem to. Where
-# more replicas can tell, a point fails only by the second.
+# A server that fills by less hardly changes a verdict; and how often one that does not fill may seem to: the
+# second where more replicas can tell.
 SLIGHT, BY_CHANCE, SURELY = 0.02, 0.01, 0.001
 # At 1 % more than a server can answer, its long window fills by 0.3.
 GROWN = 0.2
