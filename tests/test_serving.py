@@ -942,7 +942,7 @@ def test_what_fits_nowhere_is_rejected_and_named(tmp_path: Path) -> None:
     assert (value(found, "rejected"), value(found, "completed")) == (1.0, 6.0)
     assert value(found, "slo_attainment") == pytest.approx(6 / 7)
     (warning,) = [text for text in found.warnings if "rejected" in text]
-    assert "1 of 7 requests" in warning
+    assert "1 of 7 requests fit on no server with a KV cache of 320 tokens" in warning
     assert found.tables["requests.parquet"]["status"].tolist().count("rejected") == 1
     requests[2] = (0.2, 300, 20)
     assert not served(document(workload=spelled(tmp_path, *requests), kv_blocks=20)).rejected.any()

@@ -440,8 +440,9 @@ def warnings(bench: Bench, results: Sequence[CaseResult], shares: Mapping[str, f
         name, place, requests = one.case.axes.label, _load(one.case), one.case.axes.requests
         turned_away = one.value("rejected")
         if turned_away:
-            said = f"{turned_away:.0f} of {requests:,} requests fit on no server: rejected"
-            lines.append(f"{place}, {name}: {said}")
+            of = f"{turned_away:.0f} of {requests:,} requests"
+            room = f"a KV cache of {max(room.kv_tokens for room in one.rooms):,} tokens"
+            lines.append(f"{place}, {name}: {of} fit on no server with {room}: rejected")
         again, waited = one.value("preemptions"), one.value("waited_for_kv")
         if again and again > 0.01 * requests:
             lines.append(
