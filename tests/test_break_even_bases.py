@@ -291,9 +291,9 @@ def of_bases(**own: Any) -> dict[str, Any]:
         (of_length(**{**LENGTH, "lcsm": "tokenz"}), "fields.length.lcsm: tokenz: no such field; did you"),
         (of_length(**{**LENGTH, "lcsm": 3}), "fields.length.lcsm: is 3; a dotted path"),
         (of_length(**BATCH), "fields.length: sets batch of lcsm, and so does fields.batch"),
-        ({"between": [0, 64]}, "between: lcsm: tokens: is 0; it should be greater than or equal to 1"),
+        ({"between": [0, 64]}, "between: lcsm: tokens: is 0; 1 to 4,194,304 is allowed"),
         ({"between": [16, 1e13]}, "between: is [16, 10000000000000.0]; [first, last], two numbers"),
-        ({"vary": {"batch": [1, 0]}}, "vary.batch: lcsm: is 0; it should be greater than or equal to 1"),
+        ({"vary": {"batch": [1, 0]}}, "vary.batch: lcsm: is 0; 1 to 65,536 is allowed"),
         ({"vary": {"batch": [1, "x"]}}, "vary.batch: lcsm: is 'x'; a whole number is needed"),
         (
             {"vary": {"batch": [1], "tokens": [8]}},

@@ -327,7 +327,7 @@ OWN = {"name": "b", "arrivals": poisson(1)}
         ({"tenants": [{**A, "share": 1.0}, B]}, "tenants[1].share: is missing, and the others have 1"),
         ({"tenants": [{**A, "share": 0.5}, A]}, "tenants[1].name: is 'a', as that of a tenant before it"),
         ({"tenants": [{"name": "a.b"}]}, "tenants[0].name: is 'a.b'; up to 40 letters, digits, '_' and '-'"),
-        ({"tenants": [{**A, "share": 0.0}]}, "tenants[0].share: is 0.0; it should be greater than 0"),
+        ({"tenants": [{**A, "share": 0.0}]}, "tenants[0].share: is 0.0; above 0 to 1 is allowed"),
         ({"tenants": [{**A, "share": math.nan}]}, "tenants[0].share: is nan; a finite number is needed"),
         ({"tenants": [{**A, "shar": 1.0}]}, "tenants[0].shar: no such field; did you mean 'share'?"),
         ({"tenants": [{**A, "slo": {"ttft": 1}}]}, "tenants[0].slo.ttft: no such field; did you mean"),

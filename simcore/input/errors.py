@@ -105,7 +105,8 @@ def _says(first: Mapping[str, Any], place: _Place, context: Mapping[str, Any]) -
     if name == "model_attributes_type" and (kinds := _tagged(place.kind)):
         _, tag = _parts(place.kind)
         return f"is {shown(given)}; {_MAPPING}, with {tag}: {listed(kinds)}"
-    message = _WORDS.get(name) or first["msg"][0].lower() + first["msg"][1:]
+    within = _range(place.kind) if name in _BEYOND else ""
+    message = _WORDS.get(name) or within or first["msg"][0].lower() + first["msg"][1:]
     return f"is {shown(given)}; {message.replace('input should', 'it should')}"
 
 
@@ -128,6 +129,41 @@ _WORDS: Mapping[str, str] = {
     "finite_number": "a finite number is needed",
     "string_pattern_mismatch": "letters, digits, '.', '_' and '-' are allowed, a letter or digit first",
 }
+
+
+_BEYOND = ("greater_than", "greater_than_equal", "less_than", "less_than_equal")
+
+
+def _range(kind: Any) -> str:
+    """Which numbers an annotation allows, in words; empty if their range has but one end."""
+    ends = {name: getattr(each, name) for each in _metadata(kind) for name in _ENDS if hasattr(each, name)}
+    low, high = (next((name for name in names if name in ends), None) for names in (_ENDS[:2], _ENDS[2:]))
+    if low is None or high is None:
+        return ""
+    return f"{_ENDS_SAID[low]}{_number(ends[low])} to {_ENDS_SAID[high]}{_number(ends[high])} is allowed"
+
+
+_ENDS = ("ge", "gt", "le", "lt")
+_ENDS_SAID = {"ge": "", "gt": "above ", "le": "", "lt": "below "}
+
+
+def _number(value: float) -> str:
+    return f"{value:,}" if isinstance(value, int) else f"{value:g}"
+
+
+def _metadata(kind: Any) -> list[Any]:
+    """What an annotation says of its values, without None."""
+    found = list[Any]()
+    while True:
+        if get_origin(kind) is Annotated:
+            kind, *more = get_args(kind)
+            found += [
+                each for one in more for each in (one.metadata if isinstance(one, FieldInfo) else [one])
+            ]
+        elif (rest := _without_none(kind)) is not kind:
+            kind = rest
+        else:
+            return found
 
 
 def _untagged(place: _Place, tag: str) -> str:
@@ -198,10 +234,16 @@ def _parts(kind: Any) -> tuple[Any, str | None]:
             kind, *metadata = get_args(kind)
             found = [m.discriminator for m in metadata if isinstance(m, FieldInfo) and m.discriminator]
             tag = str(found[0]) if found else tag
-        elif get_origin(kind) in (Union, UnionType) and type(None) in get_args(kind):
-            kind = Union[tuple(arg for arg in get_args(kind) if arg is not type(None))]  # noqa: UP007
+        elif (rest := _without_none(kind)) is not kind:
+            kind = rest
         else:
             return kind, tag
+
+
+def _without_none(kind: Any) -> Any:
+    if get_origin(kind) in (Union, UnionType) and type(None) in get_args(kind):
+        return Union[tuple(arg for arg in get_args(kind) if arg is not type(None))]  # noqa: UP007
+    return kind
 
 
 def _bare(kind: Any) -> Any:
