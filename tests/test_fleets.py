@@ -600,7 +600,7 @@ def test_a_fault_that_only_a_worker_meets_has_the_words_of_the_process_that_asks
                 "question": "grid",
                 "vary": {"fleets.0.1.strategy": [{"token_budget": 64}, {"token_budget": -3}]},
             },
-            "plan.yaml: vary.fleets.0.1.strategy.token_budget: is -3; it should be",
+            "plan.yaml: vary.fleets.0.1.strategy.token_budget: is -3; 1 to 10,000,000 is allowed",
         ),
     ],
 )
