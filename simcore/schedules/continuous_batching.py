@@ -91,7 +91,7 @@ class _Server:
     host: Caller = field(default_factory=Caller)
     began_s: float | None = None
     cache: PrefixCache | None = None
-    reserve: Reserve | None = None
+    reserve: Reserve = field(default_factory=Reserve)
     steps: int = 0
     arriving: deque[tuple[int, Request]] = field(default_factory=deque)
     waiting: list[tuple[float, int, Request]] = field(default_factory=list)
@@ -133,7 +133,8 @@ def continuous_batching(
     max_running = min(max_sequences, token_budget)
     server = _Server(kv, token_budget, max_running, order, prefill, wait_steps, wait_tokens, ahead=ahead)
     server.cache = PrefixCache(blocks, block_tokens) if prefix_caching else None
-    server.reserve = Reserve(reserve, reserve.share) if reserve is not None else None
+    server.reserve = Reserve(reserve)
+    server.reserve.begin(kv.iteration)
     server.preempted_last = preempted_last
     while True:
         if items := m.poll(REQUESTS):
@@ -145,8 +146,7 @@ def continuous_batching(
                 return
             _receive(m, server, journal, [(yield m.recv(REQUESTS))])
             server.began_s = None
-            if server.reserve is not None:
-                server.reserve.begin(kv.iteration)
+            server.reserve.begin(kv.iteration)
             continue
         needed = kv.needed(1)
         short = needed > kv.total - kv.used
@@ -162,8 +162,7 @@ def continuous_batching(
             if short:
                 # The preempted request may be admitted again in the next step.
                 needed, steps_to_wait = kv.needed(1), 1
-                if server.reserve is not None:
-                    server.reserve.since += 1
+                server.reserve.since += 1
             yield from _decode(m, model, journal, server, needed, steps_to_wait)
 
 
@@ -210,8 +209,7 @@ def _preempt_until_fits(server: _Server, now_s: float) -> None:
             heappush(server.waiting, (place, request.id, request))
         else:
             server.preempted.appendleft(request)
-    if server.reserve is not None:
-        server.reserve.preempted([entry[2] for entry in server.decoding], kv.iteration)
+    server.reserve.preempted([entry[2] for entry in server.decoding], kv.iteration)
 
 
 def _release_blocks(server: _Server, request: Request) -> int:
@@ -286,7 +284,7 @@ def _schedule_prompts(server: _Server, now_s: float, *, admit: bool) -> list[tup
     while (
         admit
         and left > 0
-        and not (server.reserve is not None and server.reserve.full)
+        and not server.reserve.full
         and len(server.admitted) < server.max_running
         and (server.preempted or server.waiting)
     ):
@@ -300,8 +298,7 @@ def _schedule_prompts(server: _Server, now_s: float, *, admit: bool) -> list[tup
             break
         if blocks > free or not _has_room(server, request, shared):
             request.waited_for_kv = 1
-            if server.reserve is not None:
-                server.reserve.refused()
+            server.reserve.refused()
             break
         _admit(server, request, hit_tokens, now_s)
         chunks.append((request, tokens))
@@ -345,7 +342,7 @@ def _admit(server: _Server, request: Request, hit_tokens: int, now_s: float) -> 
 
 def _has_room(server: _Server, request: Request, shared: int) -> bool:
     """Whether the next request has the room that it must find. `shared`: its blocks that others hold."""
-    if server.reserve is None:
+    if server.reserve.rule is None:
         return True
     room = server.reserve.room(server.kv, server.prompts, [entry[2] for entry in server.decoding])
     return server.reserve.whole_blocks(server.kv, request) - shared <= room
@@ -404,10 +401,9 @@ def _step_with_prompts(
     journal.step(
         m.rank, start_s, end_s, 1, sequences, sequences, prompt_tokens, prompts_ending, waiting, kv.used
     )
-    if server.reserve is not None:
-        server.reserve.since += steps
-        beside = server.prefill == "first" and bool(server.decoding)
-        server.reserve.full &= beside and prompts_ending == len(chunks)
+    server.reserve.since += steps
+    waited = server.prefill == "first" and bool(server.decoding)
+    server.reserve.full &= waited and prompts_ending == len(chunks)
     _finish_complete(server, journal, steps, end_s)
     if prompts_ending:
         _begin_to_decode(server, journal, end_s)
@@ -451,8 +447,7 @@ def _finish(server: _Server, journal: Journal, request: Request, end_s: float) -
     """Ends a request, whose blocks are still held."""
     journal.finish(request, end_s)
     del server.admitted[request.id]
-    if server.reserve is not None:
-        server.reserve.full = False
+    server.reserve.full = False
 
 
 def _decode(
