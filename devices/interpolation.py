@@ -25,9 +25,9 @@ beside that of evenly spread lengths of the same total:
     d(x_i)  = log(measured_i / fitted_i) - c(x_i), 0 at 100 %    x also has the longest length, in percent of
                                                                  that of lengths spread evenly (LONGEST)
 
-d is linear in the same way; of as many programs it differs by how many sequences they belong to. That
-percentage is its finest coordinate, so beyond the most unequal lengths of so many sequences d stays. Outside
-what was measured d is held, and the interval has the price without it too.
+d is linear in the same way; of as many programs it differs by how many sequences they belong to, and by how
+many queries a KV head has. That percentage is its finest coordinate, so beyond the most unequal lengths of so
+many sequences d stays. Outside what was measured d is held, and the interval has the price without it too.
 
 The interval is from the errors at shapes that c does not use ("check" in points.csv), of all lines of a kind
 and dtype together (`simcore.devices.fit.checked_interval`); without check shapes, from the errors at points
@@ -92,9 +92,8 @@ BY_FOUR = ("gate", "next_input")
 # The coordinate of shapes that say how long their longest sequence is: percent of the longest of lengths that
 # are spread evenly; and the value of these.
 LONGEST, AS_SPREAD = "longest_pct", 100
-# The coordinates between which d is linear, finest last. The queries of a KV head are none: they hardly
-# change how much longer unequal lengths take.
-OF_LENGTHS = ("head_dim", "kv_heads", "context", "sequences", LONGEST)
+# The coordinates between which d is linear, finest last.
+OF_LENGTHS = ("head_dim", "group", "kv_heads", "context", "sequences", LONGEST)
 # Logarithms that differ by less count as equal.
 SAME = 1e-9
 # Most points that are left out one by one, drawn from all.
@@ -366,7 +365,8 @@ class Correction:
     `shapes`: the measured shapes; `box`: the least and the greatest value of each coordinate; `cells`: those
     with a point in them (`_cell`); `halves`: the points split by whether operands stay in the cache, or None;
     `errors`: log(measured / predicted) of shapes left out one by one, one each even if coordinates are equal;
-    empty if not computed. `of_lengths`: d, if it was measured."""
+    empty if not computed. `of_lengths`: d, if it was measured. `holds_last`: whether c stays beyond the
+    values of the finest coordinate, where points are on all sides in the others."""
 
     kind: str
     names: tuple[str, ...]
@@ -384,6 +384,7 @@ class Correction:
     halves: "_Halves | None" = None
     errors: Numbers = field(default_factory=lambda: np.zeros(0))
     of_lengths: "Correction | None" = None
+    holds_last: bool = False
 
     def price(self, fit: Fit, op: Op, launches: int, floor_s: float, detail: str) -> Price | None:
         """Returns the price of an op; None if it differs in a coordinate of `alike`, since nothing was
@@ -468,8 +469,8 @@ class Correction:
             return None if i == without else item(i)
 
         place = [x[axis] for axis in self.axes]
-        between = _mixed(near, place, 0, known, False)
-        beside = _mixed(near, place, 0, known, True) if between is None else between
+        between = _mixed(near, place, 0, known, len(place) - self.holds_last)
+        beside = _mixed(near, place, 0, known, 0) if between is None else between
         return beside or 0.0, between is not None
 
     def _is_off_line(self, x: Sequence[float]) -> bool:
@@ -492,27 +493,27 @@ class Correction:
 
 
 def _mixed(
-    node: "_Slices | int", x: Sequence[float], level: int, known: Callable[[int], float | None], beside: bool
+    node: "_Slices | int", x: Sequence[float], level: int, known: Callable[[int], float | None], held: int
 ) -> float | None:
     """Interpolates c at x in the slices, from a coordinate on; None if they do not surround x. `known`: c of
-    a point, or None; `beside`: with slices on one side only, returns the value of that side."""
+    a point, or None; `held`: from this coordinate on, slices on one side only give the value of that side."""
     if isinstance(node, int):
         return known(node)
-    values, at, place = node.values, node.at, x[level]
+    values, at, place, beside = node.values, node.at, x[level], level >= held
     here = bisect_left(values, place - SAME)
     if here < len(values) and values[here] <= place + SAME:
-        exact = _mixed(at[here], x, level + 1, known, beside)
+        exact = _mixed(at[here], x, level + 1, known, held)
         if exact is not None:
             return exact
     low = high = None
     below, above = here, here - 1
     while low is None and below > 0:
         below -= 1
-        low = _mixed(at[below], x, level + 1, known, beside)
+        low = _mixed(at[below], x, level + 1, known, held)
     # Beyond, nothing but a value of one side is wanted.
     while (low is not None or beside) and high is None and above + 1 < len(values):
         above += 1
-        high = _mixed(at[above], x, level + 1, known, beside)
+        high = _mixed(at[above], x, level + 1, known, held)
     if low is not None and high is not None:
         share = (place - values[below]) / (values[above] - values[below])
         return (1.0 - share) * low + share * high
@@ -621,7 +622,8 @@ def _of_lengths(even: Correction, fit: Fit, measured: Sequence[Measured]) -> Cor
     slices, cells = _sliced(points, range(len(points)), 0), frozenset(map(_cell, points.tolist()))
     box, axes = (points.min(0).tolist(), points.max(0).tolist()), range(len(OF_LENGTHS))
     shapes = frozenset[Shape]()
-    return Correction(even.kind, OF_LENGTHS, {}, points, axes, (), d, slices, shapes, box, cells, 1.0, 1.0)
+    found_d = Correction(even.kind, OF_LENGTHS, {}, points, axes, (), d, slices, shapes, box, cells, 1.0, 1.0)
+    return replace(found_d, holds_last=True)
 
 
 def staying_bytes(measured: Iterable[Measured]) -> int | None:

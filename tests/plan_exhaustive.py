@@ -83,13 +83,15 @@ def drawn(random: Random, question: str) -> dict[str, Any]:
 
 def holds(asked: Asked, runner: Runner, at: Callable[[int], Point]) -> bool:
     """Whether the means over all replicas keep all limits, and the queue grows in at most half of them. `at`:
-    the point with so many times as many requests, which are doubled until there is a steady state."""
-    times = 1
+    the point with so many times as many requests, which are doubled until there is a steady state, or twice
+    in a row every replica's queue grows and the means break a limit."""
+    times, overloaded = 1, 0
     while True:
         ran = runner([Ask(at(times), replica) for replica in range(REPLICAS)])
         if not too_few(ran):
             break
-        if times >= MOST_TIMES:
+        overloaded = overloaded + 1 if all(one.growing for one in ran) and _over(asked, ran) else 0
+        if overloaded == 2 or times >= MOST_TIMES:
             return False
         times *= 2
     if 2 * sum(one.growing for one in ran) > len(ran):

@@ -32,13 +32,15 @@ from simcore.ops.op import Op, Shape
 from simcore.validate.calibration.cpu_grid import paged, speculative, square_tile
 
 MODELS = Path(__file__).resolve().parents[2] / "scenarios" / "models"
-OF_FP8 = ("fp8", "fp8_b128")
 LLAMA, CODELLAMA = ("llama-3.1-8b", "llama-3.1-70b"), "codellama-34b"
 # Models whose layers keep states, all of them or three of four.
 ON_ONE_RANK = (CODELLAMA, "hybrid-8b", "toy-retnet-1.3b")
-QWEN = "qwen3-32b"
-MODELS_IN_BF16, MODELS_IN_FP8 = (*LLAMA, *ON_ONE_RANK, QWEN), (*LLAMA, QWEN)
+QWEN, LARGEST = "qwen3-32b", "llama-3.1-405b"
+MODELS_IN_BF16, MODELS_IN_FP8 = (*LLAMA, *ON_ONE_RANK, QWEN, LARGEST), (*LLAMA, QWEN, LARGEST)
+MODELS_IN_BLOCKS = (*LLAMA, QWEN)
 RANKS = (1, 2, 4, 8)
+# On fewer cards its weights have no room.
+FEWEST_OF_LARGEST = 4
 ATTENDS = "decode_attention"
 # Rows of a decode step: first those of own kernels, then those to which products are padded.
 ROWS = (
@@ -66,12 +68,23 @@ CONTEXT = (
 PAGED_SEQUENCES = (
     1, 2, 3, 4, 6, 8, 10, 12, 14, 16, 20, 24, 28, 32, 36, 40, 48, 56, 64, 80, 96, 128, 160, 192, 256
 )  # fmt: skip
-PAGED_CONTEXT = (67, 131, 257, 513, 1025, 2049, 4097, 8201, 16411, 65551)
+PAGED_CONTEXT = (
+    67, 95, 131, 185, 257, 363, 513, 1025, 1449, 2049, 2897, 4097, 5793, 8201, 11601, 16411, 23171, 65551
+)  # fmt: skip
 # Of sequences whose longest is another than of lengths spread evenly: percent of that; the ends stand for
 # equal lengths, and for one that has all tokens but one of each other. In launches of more bytes the longest
-# hardly counts.
-UNLIKE_SEQUENCES, UNLIKE_CONTEXT = PAGED_SEQUENCES[1:], PAGED_CONTEXT[:-1]
-UNLIKE_HEADS, LONGEST_PCT = (1, 2, 8), (50, 75, 125, 150, 200, 300, 450, 800, 15_000)
+# hardly counts. Layouts change with every sequence where contexts are short, and with every block where few
+# are long: these are measured closer together, at fewer percentages.
+LONGEST_PCT, FEW_PCT = (50, 75, 125, 150, 200, 300, 450, 800, 15_000), (50, 125, 200, 450, 15_000)
+UNLIKE_SEQUENCES = (*range(2, 13), 14, 16, 18, 20, 22, *PAGED_SEQUENCES[11:])
+UNLIKE_CONTEXT = (67, 131, 257, 513, 1025, 2049, 4097, 8201, 16411, 32771)
+UNLIKE = (
+    (UNLIKE_SEQUENCES, UNLIKE_CONTEXT, LONGEST_PCT),
+    (UNLIKE_SEQUENCES, (95, 185, 363), FEW_PCT),
+    ((33, 44, 112, 144, 224), (67, 95, 131, 185, 257, 363, 513), FEW_PCT),
+    (UNLIKE_SEQUENCES[:11], (1449, 2897, 5793, 11601, 23171), FEW_PCT),
+)
+UNLIKE_HEADS = ((4, 1), (8, 2), (16, 4), (32, 8), (8, 1), (64, 8))
 MOST_UNLIKE_BYTES = 6e8
 SPECULATED_CONTEXT = (
     521, 649, 777, 1021, 1033, 1289, 1547, 2039, 2059, 2571, 3083, 4093, 4099, 5125, 6151, 8191, 8201,
@@ -226,12 +239,13 @@ MATMUL = partial(ops.matmul, "matmul")
 
 @cache
 def _decoders(*names: str) -> tuple[Decoder, ...]:
-    """Returns the decoders of these names on all possible numbers of ranks; those that few scenarios use on
-    one rank."""
+    """Returns the decoders of these names on all numbers of ranks that are possible and that have room; those
+    that few scenarios use on one rank."""
     found = list[Decoder]()
     for name, ranks in product(names, RANKS):
         config = load_config(MODELS / f"{name}.json")
-        if why_not(config, ranks) is None and (ranks == 1 or name not in ON_ONE_RANK):
+        room = ranks == 1 if name in ON_ONE_RANK else name != LARGEST or ranks >= FEWEST_OF_LARGEST
+        if room and why_not(config, ranks) is None:
             found.append(Decoder(config, ranks=ranks))
     return tuple(found)
 
@@ -275,7 +289,11 @@ def _in_blocks(dtype: str, matrix: Dims) -> bool:
 
 def _decoder() -> Iterator[Family]:
     turned, heads_of = (_launched(kind, "q_heads", "kv_heads", "head_dim") for kind in ("rotary", ATTENDS))
-    in_formats = {"bf16": (ROWS, MODELS_IN_BF16), **dict.fromkeys(OF_FP8, (FP8_ROWS, MODELS_IN_FP8))}
+    in_formats = {
+        "bf16": (ROWS, MODELS_IN_BF16),
+        "fp8": (FP8_ROWS, MODELS_IN_FP8),
+        "fp8_b128": (FP8_ROWS, MODELS_IN_BLOCKS),
+    }
     for dtype, (rows, names) in in_formats.items():
         matrices = [each for each in _launched("matmul", "n", "k", names=names) if _in_blocks(dtype, each)]
         yield Family("matmul", MATMUL, matrices, {"m": rows}, options={"dtype": dtype})
@@ -315,12 +333,13 @@ def _decoder() -> Iterator[Family]:
         "paged_attention", paged, heads_of, {"batch": PAGED_SEQUENCES, "context": PAGED_CONTEXT},
         options=BF16, lines=(),
     )  # fmt: skip
-    few_heads = [each for each in heads_of if each["kv_heads"] in UNLIKE_HEADS]
-    yield Family(
-        "paged_attention", unlike, [each for each in few_heads if each["q_heads"] == 4 * each["kv_heads"]],
-        {"batch": UNLIKE_SEQUENCES, "context": UNLIKE_CONTEXT, "longest_pct": LONGEST_PCT},
-        most_bytes=MOST_UNLIKE_BYTES, options=BF16, lines=(),
-    )  # fmt: skip
+    heads_unlike = [{"q_heads": q, "kv_heads": kv, "head_dim": 128} for q, kv in UNLIKE_HEADS]
+    for sequences, contexts, longest_pct in UNLIKE:
+        yield Family(
+            "paged_attention", unlike, heads_unlike,
+            {"batch": sequences, "context": contexts, "longest_pct": longest_pct},
+            most_bytes=MOST_UNLIKE_BYTES, options=BF16, lines=(),
+        )  # fmt: skip
     yield Family(
         "speculative_attention", speculative, heads_of,
         {"batch": BATCH[:5], "context": SPECULATED_CONTEXT},
