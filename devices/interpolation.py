@@ -622,8 +622,9 @@ def _of_lengths(even: Correction, fit: Fit, measured: Sequence[Measured]) -> Cor
     slices, cells = _sliced(points, range(len(points)), 0), frozenset(map(_cell, points.tolist()))
     box, axes = (points.min(0).tolist(), points.max(0).tolist()), range(len(OF_LENGTHS))
     shapes = frozenset[Shape]()
-    found_d = Correction(even.kind, OF_LENGTHS, {}, points, axes, (), d, slices, shapes, box, cells, 1.0, 1.0)
-    return replace(found_d, holds_last=True)
+    return Correction(
+        even.kind, OF_LENGTHS, {}, points, axes, (), d, slices, shapes, box, cells, 1.0, 1.0, holds_last=True
+    )
 
 
 def staying_bytes(measured: Iterable[Measured]) -> int | None:

@@ -48,7 +48,7 @@ from simcore.models.served_decoder import ServedDecoder, decode_sizes, growth, s
 from simcore.schedules.host_calls import Caller, wait_for
 from simcore.schedules.paged_kv import PagedKv
 from simcore.schedules.prefix_cache import PrefixCache
-from simcore.schedules.reservation import Reservation, Reserve
+from simcore.schedules.reservation import NO_ROOM_KEPT, Reservation, Reserve
 from simcore.workload.requests import END, REQUESTS, Batch, Journal, Request, blocks_for
 
 # Which of the waiting requests is next: smallest first.
@@ -133,7 +133,7 @@ def continuous_batching(
     max_running = min(max_sequences, token_budget)
     server = _Server(kv, token_budget, max_running, order, prefill, wait_steps, wait_tokens, ahead=ahead)
     server.cache = PrefixCache(blocks, block_tokens) if prefix_caching else None
-    server.reserve = Reserve(reserve)
+    server.reserve = Reserve(reserve or NO_ROOM_KEPT)
     server.reserve.begin(kv.iteration)
     server.preempted_last = preempted_last
     while True:
@@ -342,7 +342,7 @@ def _admit(server: _Server, request: Request, hit_tokens: int, now_s: float) -> 
 
 def _has_room(server: _Server, request: Request, shared: int) -> bool:
     """Whether the next request has the room that it must find. `shared`: its blocks that others hold."""
-    if server.reserve.rule is None:
+    if server.reserve.rule is NO_ROOM_KEPT:
         return True
     room = server.reserve.room(server.kv, server.prompts, [entry[2] for entry in server.decoding])
     return server.reserve.whole_blocks(server.kv, request) - shared <= room

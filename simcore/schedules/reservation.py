@@ -44,13 +44,17 @@ class Reservation:
     most_tokens: int | None = None
 
 
+# Of a server that keeps no room, and asks for none.
+NO_ROOM_KEPT = Reservation(share=0.0, least=0.0)
+
+
 @dataclass(slots=True)
 class Reserve:
-    """The reservation of a server that runs; without a `rule` it keeps no room. Its share was `at` in decode
+    """The reservation of a server that runs. Its share was `at` in decode
     iteration `since`, later by those in which it does not fall. `full`: a request has found no room, and none
     is tried."""
 
-    rule: Reservation | None = None
+    rule: Reservation = NO_ROOM_KEPT
     at: float = 0.0
     since: int = 0
     full: bool = False
@@ -58,23 +62,23 @@ class Reserve:
     def share(self, iteration: int) -> float:
         """Returns the share that counts in a decode iteration."""
         rule = self.rule
-        if rule is None or not rule.steps:
-            return 0.0 if rule is None else rule.share
+        if not rule.steps:
+            return rule.share
         fall = (rule.share - rule.least) / rule.steps
         return max(rule.least, self.at - fall * (iteration - self.since))
 
     def begin(self, iteration: int) -> None:
         """Starts anew, where the server has been idle."""
-        self.at, self.since, self.full = 0.0 if self.rule is None else self.rule.share, iteration, False
+        self.at, self.since, self.full = self.rule.share, iteration, False
 
     def refused(self) -> None:
         """Remembers that a request has found no room."""
-        self.full = self.rule is not None and self.rule.steps > 0
+        self.full = self.rule.steps > 0
 
     def preempted(self, decoding: Iterable[Request], iteration: int) -> None:
         """Raises the share to what those that still decode say of how long answers are."""
         self.full = False
-        if self.rule is None or not self.rule.steps:
+        if not self.rule.steps:
             return
         generated = most = 0
         for request in decoding:
@@ -100,6 +104,5 @@ class Reserve:
 
     def _left(self, request: Request, generated: int) -> int:
         """How many tokens of an answer may still come."""
-        left = request.max_tokens - generated
-        most = None if self.rule is None else self.rule.most_tokens
+        left, most = request.max_tokens - generated, self.rule.most_tokens
         return left if most is None else min(left, most)

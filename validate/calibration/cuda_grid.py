@@ -39,8 +39,8 @@ QWEN, LARGEST = "qwen3-32b", "llama-3.1-405b"
 MODELS_IN_BF16, MODELS_IN_FP8 = (*LLAMA, *ON_ONE_RANK, QWEN, LARGEST), (*LLAMA, QWEN, LARGEST)
 MODELS_IN_BLOCKS = (*LLAMA, QWEN)
 RANKS = (1, 2, 4, 8)
-# On fewer cards its weights have no room.
-FEWEST_OF_LARGEST = 4
+# Where not on all: few scenarios use some on several ranks, and on one or two the largest has no room.
+RANKS_OF = {**dict.fromkeys(ON_ONE_RANK, (1,)), LARGEST: (4, 8)}
 ATTENDS = "decode_attention"
 # Rows of a decode step: first those of own kernels, then those to which products are padded.
 ROWS = (
@@ -239,14 +239,12 @@ MATMUL = partial(ops.matmul, "matmul")
 
 @cache
 def _decoders(*names: str) -> tuple[Decoder, ...]:
-    """Returns the decoders of these names on all numbers of ranks that are possible and that have room; those
-    that few scenarios use on one rank."""
+    """Returns the decoders of these names on all numbers of ranks that are measured and possible."""
     found = list[Decoder]()
-    for name, ranks in product(names, RANKS):
+    for name in names:
         config = load_config(MODELS / f"{name}.json")
-        room = ranks == 1 if name in ON_ONE_RANK else name != LARGEST or ranks >= FEWEST_OF_LARGEST
-        if room and why_not(config, ranks) is None:
-            found.append(Decoder(config, ranks=ranks))
+        possible = [ranks for ranks in RANKS_OF.get(name, RANKS) if why_not(config, ranks) is None]
+        found += [Decoder(config, ranks=ranks) for ranks in possible]
     return tuple(found)
 
 
